@@ -166,7 +166,7 @@ class AgentRoutes:
     async def _body(self, request: Request, num_forms: int = 1) -> bytes:
         """Read the body. Raises ``GatewayRefusal``, ``ClientGone``.
 
-        A large body reserves its decoded size until the reply. A translation holds three decoded copies (``num_forms``).
+        A large body reserves its decoded size until the reply. ``num_forms``: a translation holds three decoded copies.
         """
         try:
             body = await self._bodies.read(request.scope, request.receive)

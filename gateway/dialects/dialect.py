@@ -1,4 +1,4 @@
-"""One class for each protocol that agents speak: a call as a chat, and the engine's answer in the protocol's words."""
+"""The protocols of agents, one class each: translates a call to a chat, and the answer back to the protocol."""
 
 import json
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class CrossCallState:
-    """What the calls of one rollout remember of each other."""
+    """State shared by the calls of one rollout."""
 
     def __init__(self) -> None:
         self.memo = ReplyMemo()
@@ -32,52 +32,52 @@ class CrossCallState:
 
 
 class Dialect(ABC):
-    """One call in some protocol. Its methods raise ``ProtocolRefused``."""
+    """One call in a protocol. Its methods raise ``ProtocolRefused``."""
 
     name = ""
     is_engines_own = False
-    """Whether engines speak it: then their errors and headers are passed on as they are."""
+    """Whether engines speak this protocol, so that their errors and headers are forwarded unchanged."""
     after_stream = b""
-    """What ends a stream, after its last event."""
+    """Bytes after the last event of a stream."""
 
     def __init__(self, memory: CrossCallState) -> None:
         self.memory = memory
         self.unknown = UnknownFieldLog(self.name)
-        """What of the call was left out of the chat, or passed on unread."""
+        """Features of the call that were left out of the chat, or passed on unchecked."""
 
     @abstractmethod
     def to_chat(self, body: Json) -> Json:
-        """The chat completion to ask for."""
+        """Return the chat completion to request."""
 
     @abstractmethod
     def reply(self, chat: Json) -> Json:
-        """A whole chat completion in this protocol."""
+        """Translate a whole chat completion to this protocol."""
 
     @abstractmethod
     def stream(self) -> AnswerStream:
-        """For an answer as it comes."""
+        """Return a translator for a streamed answer."""
 
     @classmethod
     @abstractmethod
     def error(cls, status: int, body: object) -> tuple[int, Json]:
-        """An error of the engine, or of the gateway."""
+        """Return an error of the engine or the gateway in this protocol."""
 
     @classmethod
     def refusal(cls, refused: ProtocolRefused) -> tuple[int, Json]:
-        """An error of the translation."""
+        """Return an error of the translation."""
         status, body = cls.error(refused.status, str(refused))
         body["error"] |= refused.fields
         return status, body
 
     @staticmethod
     def event_bytes(event: Json) -> bytes:
-        """One event of a stream as it goes out: its name is its ``type``."""
+        """Encode one event of a stream, named by its ``type``."""
         data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
         return f"event: {event['type']}\ndata: {data}\n\n".encode()
 
 
 class ChatStream(AnswerStream):
-    """Chunks as they are."""
+    """Chunks without translation."""
 
     def feed(self, chunk: Json) -> list[Json]:
         return [chunk]
@@ -90,7 +90,7 @@ class ChatStream(AnswerStream):
 
 
 class ChatDialect(Dialect):
-    """Chat completions: nothing is translated."""
+    """Chat completions, which need no translation."""
 
     is_engines_own = True
     after_stream = DONE
@@ -114,7 +114,7 @@ class ChatDialect(Dialect):
 
 
 class MessagesDialect(Dialect):
-    """Anthropic's Messages."""
+    """Anthropic's Messages protocol."""
 
     name = "messages"
     body: Json
@@ -136,7 +136,7 @@ class MessagesDialect(Dialect):
 
 
 class ResponsesDialect(Dialect):
-    """OpenAI's Responses."""
+    """OpenAI's Responses protocol."""
 
     name = "responses"
     request: ResponsesRequest

@@ -1,4 +1,4 @@
-"""Errors as Anthropic's Messages API and OpenAI's Responses API word them."""
+"""Errors in the formats of Anthropic's Messages API and OpenAI's Responses API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ RESPONSES_TYPES = {401: "authentication_error", 403: "permission_error", 429: "r
 
 
 class ProtocolRefused(ValueError):
-    """What a translation raises for a call that gets an error; ``fields`` of that error are for clients to act on."""
+    """A translation error to return to the agent; ``fields`` are added to the error for its client."""
 
     def __init__(self, message: str, status: int = 400, **fields: object) -> None:
         super().__init__(message)
@@ -32,28 +32,28 @@ class ProtocolRefused(ValueError):
 
 
 def messages_error(status: int, body: object) -> tuple[int, Fields]:
-    """The reply of the Messages API where the engine answered ``status`` with ``body`` (its JSON, or its text)."""
-    # Other client errors are of the type of a 400, other server errors of a 500.
+    """Return the Messages API's error for an engine's ``status`` and ``body`` (JSON or text)."""
+    # Other client errors get the type of a 400, other server errors that of a 500.
     other = "invalid_request_error" if status < 500 else "api_error"
     error = {"type": MESSAGES_TYPES.get(status, other), "message": engine_message(body)}
     return status, {"type": "error", "error": error}
 
 
 def responses_error(status: int, body: object) -> tuple[int, Fields]:
-    """The same of the Responses API."""
-    # OpenAI has words for codes; SGLang's own route has the status there.
+    """Return the Responses API's error for an engine's ``status`` and ``body`` (JSON or text)."""
+    # OpenAI uses words as codes; SGLang's own route uses the status.
     kind = RESPONSES_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return status, {"error": {"message": engine_message(body), "type": kind, "param": None, "code": status}}
 
 
 def engine_message(body: object) -> str:
-    """The message of an engine's error, in any of the shapes that engines use."""
+    """Return the message of an engine's error, in any of the formats that engines use."""
     error = body.get("error", body) if isinstance(body, Mapping) else body
     message = error.get("message") if isinstance(error, Mapping) else error
     return str(message) if message else "the engine gave no reason"
 
 
 def chunk_status(chunk: Mapping[str, Any]) -> int:
-    """The status of an error that came as a chunk of a stream."""
+    """Return the status of an error that arrived as a chunk of a stream."""
     code = chunk["error"].get("code") if isinstance(chunk["error"], Mapping) else None
     return code if isinstance(code, int) and code >= 400 else 500

@@ -1,7 +1,7 @@
-"""Messages requests as chat requests: the history with its tool results, the tools, the sampling.
+"""Translate Messages requests to chat requests: the history with its tool results, the tools, the sampling.
 
-The same history always gives the same chat messages, however it grows: the next prompt goes on from the last one's
-tokens.
+A growing history always yields the same chat messages for its old part, so that the next prompt continues the tokens
+of the previous one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,9 +31,9 @@ THINKING = ("enabled", "disabled", "adaptive")
 
 
 def to_chat(body: Fields, memo: ReplyMemo, unknown: UnknownFieldLog) -> Fields:
-    """The chat request for a Messages request. Raises ``ProtocolRefused``.
+    """Translate a Messages request to a chat request. Raises ``ProtocolRefused``.
 
-    ``unknown`` gets the names of what was left out or passed on unread.
+    ``unknown`` gets the names of features that were left out or passed on unchecked.
     """
     request, engine_fields = parsed(MessagesRequest, body, unknown)
     chat = {**_prompt(request, memo, unknown), "max_tokens": request.max_tokens, **_sampling(request, unknown)}
@@ -43,7 +43,7 @@ def to_chat(body: Fields, memo: ReplyMemo, unknown: UnknownFieldLog) -> Fields:
 
 
 def to_tokenize(body: Fields, memo: ReplyMemo, unknown: UnknownFieldLog) -> Fields:
-    """The body for SGLang's ``/tokenize`` that counts the tokens of a Messages prompt. Raises ``ProtocolRefused``."""
+    """Return the body for SGLang's ``/tokenize`` that counts the tokens of a prompt. Raises ``ProtocolRefused``."""
     prompt, engine_fields = parsed(MessagesPrompt, body, unknown)
     return _with_engine_fields(_prompt(prompt, memo, unknown), engine_fields)
 
@@ -51,7 +51,7 @@ def to_tokenize(body: Fields, memo: ReplyMemo, unknown: UnknownFieldLog) -> Fiel
 def _prompt(prompt: MessagesPrompt, memo: ReplyMemo, unknown: UnknownFieldLog) -> Fields:
     messages = _chat_messages(prompt, memo, unknown)
     chat = {"model": prompt.model, "messages": messages, **_tool_fields(prompt), **_reasoning(prompt, unknown)}
-    # Else SGLang would give the model its own words as the user's.
+    # Otherwise SGLang would present the model's own text as the user's.
     return {**chat, "continue_final_message": True} if messages and messages[-1]["role"] == "assistant" else chat
 
 
@@ -61,7 +61,7 @@ def _reasoning(prompt: MessagesPrompt, unknown: UnknownFieldLog) -> Fields:
         unknown.left_out("thinking", prompt.thinking.type)
     elif prompt.thinking:
         thinks = prompt.thinking.type != "disabled"
-        # Both words for the switch: templates know either the one (DeepSeek's) or the other (Qwen's).
+        # Both names of the switch: templates use either the first (DeepSeek) or the second (Qwen).
         fields["chat_template_kwargs"] = {"thinking": thinks, "enable_thinking": thinks}
     effort = prompt.output_config.effort if prompt.output_config else None
     return {**fields, "reasoning_effort": "max" if effort == "xhigh" else effort} if effort else fields
@@ -92,7 +92,7 @@ def _with_engine_fields(chat: Fields, engine_fields: Fields) -> Fields:
 
 
 def _chat_messages(prompt: MessagesPrompt, memo: ReplyMemo, unknown: UnknownFieldLog) -> list[Fields]:
-    """The chat messages of a prompt, with the replies that ``memo`` knows as the engine wrote them."""
+    """Return the chat messages of a prompt; replies known to ``memo`` get their original text."""
     messages = [*_system(prompt, unknown)]
     for message in prompt.messages:
         if message.role == "assistant":
@@ -103,7 +103,7 @@ def _chat_messages(prompt: MessagesPrompt, memo: ReplyMemo, unknown: UnknownFiel
 
 
 def _system(prompt: MessagesPrompt, unknown: UnknownFieldLog) -> list[Fields]:
-    # One message at the head: most chat templates refuse a second system message.
+    # One message at the start: most chat templates reject a second system message.
     inline = [message.content for message in prompt.messages if message.role == "system"]
     texts = [text for content in (prompt.system or "", *inline) for text in _texts(content, unknown)]
     return [{"role": "system", "content": "\n".join(texts)}] if texts else []
@@ -113,7 +113,7 @@ def _texts(content: str | Sequence[Block], unknown: UnknownFieldLog) -> list[str
     if isinstance(content, str):
         return [content] if content.strip() else []
     for block in content:
-        if not isinstance(block, TextBlock):  # chat templates know a text alone here
+        if not isinstance(block, TextBlock):  # chat templates accept only text here
             unknown.left_out("system", block.type)
     return [block.text for block in content if isinstance(block, TextBlock) and block.text]
 
@@ -129,18 +129,18 @@ def _assistant(message: InputMessage, unknown: UnknownFieldLog) -> Fields:
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
             calls.append({"id": block.id, "function": {"name": block.name, "arguments": arguments_text(block.input)}})
-        elif isinstance(block, UnknownPart):  # what a server of Anthropic's did or hid
+        elif isinstance(block, UnknownPart):  # from Anthropic's servers, such as a server tool or redacted thinking
             unknown.left_out("content", block.type)
         else:
             raise ProtocolRefused(f"a message of the role assistant cannot hold a block of the type {block.type}")
-    # Without a separator: streamed in several blocks, the texts were one text of the model.
+    # No separator: streamed in several blocks, these were one text of the model.
     return assistant_message(
         {"content": "".join(texts), "reasoning_content": "".join(thoughts), "tool_calls": calls},
     )
 
 
 def _user(message: InputMessage, unknown: UnknownFieldLog) -> list[Fields]:
-    """The tool results as messages of their own, and what stands between them, in order."""
+    """Return each tool result as its own message, and the content between them, in order."""
     if isinstance(message.content, str):
         return [{"role": "user", "content": message.content}]
     messages: list[Fields] = []
@@ -153,7 +153,7 @@ def _user(message: InputMessage, unknown: UnknownFieldLog) -> list[Fields]:
             pending.append(block)
         else:
             raise ProtocolRefused(f"a message of the role user cannot hold a block of the type {block.type}")
-    # An empty list is a message too: without one, two answers of the model would follow each other.
+    # An empty list is also a message: otherwise two answers of the model would be adjacent.
     return [*messages, *_spoken(pending, unknown)] if messages or pending else [{"role": "user", "content": ""}]
 
 
@@ -171,7 +171,7 @@ def _tool_messages(block: ToolResultBlock, unknown: UnknownFieldLog) -> list[Fie
 
 
 def _runs(blocks: Iterable[Part]) -> list[list[Part]]:
-    # Templates resolve references at the head of a tool message only, so that a run of them is a message.
+    # Templates resolve references only at the start of a tool message, so each run of them becomes a message.
     runs: list[list[Part]] = []
     for block in blocks:
         if not runs or isinstance(runs[-1][0], ToolReferenceBlock) != isinstance(block, ToolReferenceBlock):
@@ -213,10 +213,10 @@ def _image_url(source: Fields) -> str:
 
 
 def _tool_fields(prompt: MessagesPrompt) -> Fields:
-    """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of the chat, as far as they are needed."""
+    """Return the chat's ``tools``, ``tool_choice`` and ``parallel_tool_calls``, as far as needed."""
     choice = prompt.tool_choice
     if not prompt.tools:
-        # A choice without tools is refused only where it asks for a call, as by Anthropic's API.
+        # Like Anthropic's API, reject a choice without tools only if it demands a call.
         if choice is not None and choice.type in ("any", "tool"):
             raise ProtocolRefused(f"tool_choice: the type {choice.type!r} needs at least one tool")
         return {}
@@ -227,7 +227,7 @@ def _tool_fields(prompt: MessagesPrompt) -> Fields:
 
 
 def _tool_definition(tool: MessagesTool) -> Fields:
-    # What SGLang's own Messages route makes of it, to the word: the definition stands in the prompt.
+    # Identical to SGLang's own Messages route, because the definition is part of the prompt.
     function = {
         "name": tool.name,
         "description": tool.description or "",

@@ -1,11 +1,10 @@
 """OpenAI's Responses API over chat completions: pure functions between the bodies of the two.
 
-A request comes in as the JSON that the agent sent. ``request.py`` checks it, and notes what it does not know;
-``tools.py`` has its tools, and the functions that stand for them in a chat; ``store.py`` puts the items before it that
-``previous_response_id`` and item references name; ``to_chat.py`` makes a chat of all: messages, tools, sampling. The
-engine's chat goes back through ``from_chat.py`` if it came whole, and through ``stream.py``, chunk by chunk, if it
-streams; both keep the response in the store. ``ProtocolRefused`` is raised for what cannot be translated.
+``request.py`` validates the agent's JSON and notes unknown features. ``tools.py`` maps its tools to functions of a
+chat; ``store.py`` prepends the items named by ``previous_response_id`` and item references; ``to_chat.py`` translates
+messages, tools and sampling to a chat. ``from_chat.py`` translates the engine's whole reply, ``stream.py`` a stream
+chunk by chunk; both keep the response in the store. ``ProtocolRefused`` is raised for what cannot be translated.
 
-``ReplyMemo`` keeps the model's own words of each tool call, so that the next prompt goes on from the tokens that were
-sampled, in whatever spelling the client hands the arguments back.
+``ReplyMemo`` keeps the original text of each tool call, so that the next prompt continues the sampled tokens, however
+the client formats the arguments.
 """

@@ -1,4 +1,4 @@
-"""Chat replies as responses: the output items, the response object, what its end decides."""
+"""Translate chat replies to responses: output items, the response object, and its final state."""
 
 import time
 import uuid
@@ -23,13 +23,13 @@ INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 def from_chat(reply: Mapping[str, Any], request: ResponsesRequest, store: ResponseStore, memo: ReplyMemo) -> Fields:
-    """The response for a chat reply to ``request``, kept in ``store`` unless the request forbids that."""
+    """Translate the chat reply to ``request``; keeps the response in ``store`` unless the request forbids it."""
     choice = reply["choices"][0]
     answer = assistant_message(choice["message"])
     memo.remember(answer)
     finish_reason = choice.get("finish_reason")
     status = status_of(finish_reason)
-    # An answer that failed has items all the same: what was sampled until then, the last one unfinished.
+    # A failed answer also has items: the output so far, the last item unfinished.
     last = "completed" if status == "completed" else "incomplete"
     begun = response_object(
         request,
@@ -49,10 +49,10 @@ def from_chat(reply: Mapping[str, Any], request: ResponsesRequest, store: Respon
 
 
 def _output_items(reply: Mapping[str, Any], request: ResponsesRequest, status: str, logprobs: object) -> list[Fields]:
-    """The items of an ``assistant_message``, at least one; ``status`` is that of the last one."""
+    """Return the items of an ``assistant_message``, at least one; ``status`` applies to the last one."""
     calls: Sequence[Mapping[str, Any]] = reply.get("tool_calls", [])
     items = [reasoning_item(new_id("rs"), reply["reasoning_content"], request)] if "reasoning_content" in reply else []
-    # An empty answer is an empty message: else it would be missing in the history of the next request.
+    # An empty answer becomes an empty message: otherwise the next request's history would lack it.
     if reply["content"] or not (items or calls):
         part = {**text_part(reply["content"]), "logprobs": _logprobs(logprobs)}
         items.append(message_item(new_id("msg"), [part], "commentary" if calls else "final_answer"))
@@ -62,23 +62,23 @@ def _output_items(reply: Mapping[str, Any], request: ResponsesRequest, status: s
 
 
 def new_id(prefix: str) -> str:
-    """An id for an item."""
+    """Return a new id."""
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
 def text_part(text: str) -> Fields:
-    """A part of text."""
+    """Return a text part."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
 
 
 def message_item(item_id: str, content: list[Fields], phase: str | None, status: str = "completed") -> Fields:
-    """A message. Its phase says whether calls follow."""
+    """Return a message item. Its phase says whether calls follow."""
     item = {"id": item_id, "type": "message", "role": "assistant", "content": content, "status": status}
     return {**item, "phase": phase}
 
 
 def reasoning_item(item_id: str, text: str, request: ResponsesRequest, status: str = "completed") -> Fields:
-    """The reasoning; as a summary too, and packed, where the client asked for that."""
+    """Return a reasoning item, with a summary or ``encrypted_content`` if the client requested them."""
     return {
         "id": item_id,
         "type": "reasoning",
@@ -90,13 +90,13 @@ def reasoning_item(item_id: str, text: str, request: ResponsesRequest, status: s
 
 
 def call_item(item_id: str, call_id: str, names: Fields, arguments: str, status: str = "completed") -> Fields:
-    """A call of a function; ``names`` are its name, and its namespace if it has one."""
+    """Return a function call item; ``names`` are its name, and its namespace if it has one."""
     item = {"id": item_id, "type": "function_call", "call_id": call_id, **names, "arguments": arguments}
     return {**item, "status": status}
 
 
 def custom_call_item(item_id: str, call_id: str, names: Fields, text: str, status: str = "completed") -> Fields:
-    """A call of a custom tool."""
+    """Return a custom tool call item."""
     item = {"id": item_id, "type": "custom_tool_call", "call_id": call_id, **names, "input": text}
     return {**item, "status": status}
 
@@ -110,7 +110,7 @@ def _call_item(call: Mapping[str, Any], tools: OfferedTools) -> Fields:
 
 
 def _logprobs(logprobs: object) -> list[Fields] | None:
-    # OpenAI's cover the message; those of an engine's chat cover every token, of reasoning and calls as well.
+    # OpenAI's logprobs cover the message; an engine's cover every token, including reasoning and calls.
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     return [{**token, "top_logprobs": token.get("top_logprobs") or []} for token in content] if content else None
 
@@ -119,14 +119,14 @@ def _logprobs(logprobs: object) -> list[Fields] | None:
 
 
 def status_of(finish_reason: str | None) -> str:
-    """What became of an answer. One that the engine broke off has failed: half an answer is none."""
+    """Return the status of an answer. One that the engine did not finish has failed."""
     return "incomplete" if finish_reason in INCOMPLETE else STATUSES.get(finish_reason or "", "failed")
 
 
 def response_object(
     request: ResponsesRequest, response_id: str, *, model: str, output: list[Fields], created_at: int, status: str
 ) -> Fields:
-    """A response without an end: ``ended`` adds it."""
+    """Return a response without its final fields, which ``ended`` adds."""
     return {
         "id": response_id,
         "object": "response",
@@ -144,14 +144,14 @@ def response_object(
         "tools": [_tool(tool) for tool in request.tools],
         "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
         "text": _text(request.text),
-        # Texts alone, as OpenAI has them: strict clients take nothing else.
+        # Only strings, as in OpenAI's schema: strict clients reject anything else.
         "metadata": {name: value for name, value in (request.metadata or {}).items() if isinstance(value, str)},
         **{name: getattr(request, name) for name in (*ECHOED, *ALSO_ECHOED)},
     }
 
 
 def ended(begun: Fields, finish_reason: str | None, usage: Mapping[str, Any]) -> Fields:
-    """A response with what its end decides."""
+    """Return a response with its final fields."""
     status = status_of(finish_reason)
     reason = INCOMPLETE.get(finish_reason or "")
     failure = f"the engine did not finish the answer: {finish_reason or 'no finish reason'}"
@@ -177,7 +177,7 @@ def _text(text: TextConfig | None) -> Fields:
 
 def _usage(usage: Mapping[str, Any]) -> Fields:
     cached = count_of(usage, "prompt_tokens_details", "cached_tokens")
-    # OpenAI nests the count, SGLang has it at the top.
+    # OpenAI nests the count, SGLang puts it at the top level.
     reasoning = count_of(usage, "completion_tokens_details", "reasoning_tokens") or count_of(usage, "reasoning_tokens")
     sampled, given = count_of(usage, "completion_tokens"), count_of(usage, "prompt_tokens")
     return {

@@ -1,7 +1,7 @@
-"""A Responses request, checked. What these models do not know is left out of the chat, and noted.
+"""Validate a Responses request. Unknown features are left out of the chat and noted.
 
-Refused is what cannot be understood, such as a text for a number, and a prompt that is not in the request: the record
-would have another one than the agent meant.
+Rejects what cannot be interpreted, such as a text for a number, and a prompt that is not in the request: the record
+would contain another prompt than the agent meant.
 """
 
 from typing import Annotated, Any, Literal
@@ -15,31 +15,31 @@ from forebay.gateway.dialects.unknown import LenientModel, TextOr, UnknownFieldL
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-"""What a client can ``include``."""
+"""Values of ``include`` that are supported."""
 ELSEWHERE = {"conversation": "send the whole conversation as input", "prompt": "send its text as input"}
-"""Fields that name a part of the prompt which lies at OpenAI."""
+"""Fields that refer to a part of the prompt stored at OpenAI, with the remedy."""
 
 
 class TextContent(LenientModel):
-    """Text, whoever wrote it."""
+    """A text part of any author."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: object = None
     logprobs: object = None
-    # OpenAI's client adds this to a text that it has parsed, and sends it back in the next history.
+    # OpenAI's client adds this to a text it parsed, and returns it in the next history.
     parsed: object = None
 
 
 class RefusalContent(LenientModel):
-    """What a model said in place of an answer."""
+    """A model's refusal to answer."""
 
     type: Literal["refusal"]
     refusal: str
 
 
 class ImageContent(LenientModel):
-    """An image by its address, or in it."""
+    """An image by URL, or as a data URL."""
 
     type: Literal["input_image"]
     image_url: str
@@ -62,14 +62,14 @@ _PART_TAGS = {
 
 
 class Item(LenientModel):
-    """What items have in common. ``id`` and ``status`` say nothing to a model."""
+    """Fields shared by all items. ``id`` and ``status`` do not reach the model."""
 
     id: str | None = None
     status: str | None = None
 
 
 class MessageItem(Item):
-    """A message of anyone."""
+    """A message of any role."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -78,7 +78,7 @@ class MessageItem(Item):
 
 
 class FunctionCall(Item):
-    """A call by the model."""
+    """A function call by the model."""
 
     type: Literal["function_call"]
     call_id: str
@@ -90,7 +90,7 @@ class FunctionCall(Item):
 
 
 class CustomCall(Item):
-    """A call with a text in place of arguments."""
+    """A call with a text instead of arguments."""
 
     type: Literal["custom_tool_call"]
     call_id: str
@@ -101,7 +101,7 @@ class CustomCall(Item):
 
 
 class CallOutput(Item):
-    """What a call gave."""
+    """The output of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -110,14 +110,14 @@ class CallOutput(Item):
 
 
 class ReasoningText(LenientModel):
-    """A piece of reasoning."""
+    """A part of reasoning."""
 
     type: Literal["summary_text", "reasoning_text"]
     text: str
 
 
 class Reasoning(Item):
-    """The model's reasoning, in one of three places."""
+    """The model's reasoning, in one of three fields."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningText] = Field(default_factory=list)
@@ -137,7 +137,7 @@ ITEMS: dict[str, type[AnyItem]] = {
 
 
 class ReasoningConfig(LenientModel):
-    """How the model is to reason, and whether the client wants a summary: the reasoning itself."""
+    """How much the model is to reason, and whether the client wants a summary: the reasoning itself."""
 
     effort: str | None = "medium"
     summary: object = None
@@ -145,7 +145,7 @@ class ReasoningConfig(LenientModel):
 
 
 class TextFormat(LenientModel):
-    """Plain text, any JSON object, or JSON by a schema."""
+    """Format: plain text, any JSON object, or JSON by a schema."""
 
     type: str
     name: str = "response"
@@ -155,7 +155,7 @@ class TextFormat(LenientModel):
 
 
 class TextConfig(LenientModel):
-    """The format of the answer. The verbosity reaches no engine."""
+    """The format of the answer. The verbosity is not sent to the engine."""
 
     format: TextFormat | None = None
     verbosity: object = None
@@ -184,7 +184,7 @@ class ResponsesRequest(LenientModel):
     parallel_tool_calls: bool | None = True
     user: str | None = None
 
-    # Without effect: what a server of OpenAI's would do with them reaches no engine.
+    # No effect: these concern OpenAI's servers and are not sent to the engine.
     metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
@@ -195,12 +195,12 @@ class ResponsesRequest(LenientModel):
     truncation: str | None = "disabled"
 
     def includes(self, name: str) -> bool:
-        """Whether the client asked for this part of the answer."""
+        """Whether the client requested this part of the answer."""
         return name in (self.include or [])
 
     @property
     def wants_summary(self) -> bool:
-        """Whether the client gets the reasoning as a summary too."""
+        """Whether the client also gets the reasoning as a summary."""
         return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
 
     @property
@@ -210,11 +210,11 @@ class ResponsesRequest(LenientModel):
 
 
 def parsed(body: Fields, unknown: UnknownFieldLog) -> tuple[ResponsesRequest, Fields]:
-    """The request, and the fields that are for the engine. Raises ``ProtocolRefused``."""
+    """Parse a request; also returns the engine's own fields. Raises ``ProtocolRefused``."""
     own, engine_fields = split_engine_fields(body)
     for name, remedy in ELSEWHERE.items():
         if own.pop(name, None) is not None:
-            raise ProtocolRefused(f"{name}: the gateway does not have what this names: {remedy}", param=name)
+            raise ProtocolRefused(f"{name}: the gateway cannot access stored prompts: {remedy}", param=name)
     _leave_out(own, unknown)
     try:
         request = ResponsesRequest.model_validate(own)
@@ -225,13 +225,13 @@ def parsed(body: Fields, unknown: UnknownFieldLog) -> tuple[ResponsesRequest, Fi
 
 
 def _leave_out(own: Fields, unknown: UnknownFieldLog) -> None:
-    """Take out of the fields what a chat has nothing for."""
+    """Remove features that have no equivalent in a chat."""
     given = own.get("tools")
     own["tools"] = known_tools(given, unknown)
     own["tool_choice"] = known_choice(
         own.get("tool_choice"), has_tools=bool(own["tools"]), were_tools=bool(given), unknown=unknown
     )
-    if own.pop("background", None):  # it is answered while the client waits
+    if own.pop("background", None):  # the gateway answers while the client waits
         unknown.left_out("background")
     include = own.get("include")
     if isinstance(include, list):
@@ -243,7 +243,7 @@ def _leave_out(own: Fields, unknown: UnknownFieldLog) -> None:
 
 
 def parsed_items(items: list[Fields], unknown: UnknownFieldLog) -> list[AnyItem]:
-    """The items of a conversation that a model can read. Raises ``ProtocolRefused``."""
+    """Return the items of a conversation that a chat can contain. Raises ``ProtocolRefused``."""
     known = []
     for index, item in enumerate(items):
         kind = ITEMS.get(str(item.get("type") or "message"))

@@ -1,4 +1,4 @@
-"""The answers of a rollout, for calls that go on from one by ``previous_response_id``."""
+"""The answers of a rollout, for calls that continue one by ``previous_response_id``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,39 +14,39 @@ class _Stored:
 
 
 def _is_reference(item: Fields) -> bool:
-    # OpenAI's client leaves the type of a reference out.
+    # OpenAI's client omits the type of a reference.
     return item.get("type") == "item_reference" or set(item) == {"id"}
 
 
 class ResponseStore:
-    """Keeps each answer with what was new in its request; a conversation is the chain of them.
+    """Keeps each answer with the new items of its request; a conversation is a chain of answers.
 
-    One for each rollout: an id opens nothing of another rollout, and the memory goes with it.
+    One store per rollout: an id gives no access to another rollout, and the store is freed with the rollout.
     """
 
     def __init__(self) -> None:
         self._stored: dict[str, _Stored] = {}
 
     def add(self, response: Fields, input_items: Sequence[Fields]) -> None:
-        """Keep an answer and the new items of its request."""
+        """Store an answer and the new items of its request."""
         self._stored[response["id"]] = _Stored(response, self.resolved(input_items))
 
     def get(self, response_id: str) -> Fields:
-        """The answer with this id. Raises ``ProtocolRefused`` with a 404."""
+        """Return the answer with this id. Raises ``ProtocolRefused`` with a 404."""
         return self._entry(response_id).response
 
     def input_items(self, response_id: str) -> list[Fields]:
-        """The new items of its request. Raises ``ProtocolRefused``."""
+        """Return the new items of the answer's request. Raises ``ProtocolRefused``."""
         return list(self._entry(response_id).input_items)
 
     def delete(self, response_id: str) -> Fields:
-        """Forget an answer; returns the reply. Later answers that go on from it cannot be gone on from any more."""
+        """Delete an answer and return the reply. Answers that continue it can then no longer be continued."""
         del self._stored[self._entry(response_id).response["id"]]
         return {"id": response_id, "object": "response", "deleted": True}
 
     def history(self, response_id: str | None) -> list[Fields]:
-        """Every item up to and with this answer, oldest first. Raises ``ProtocolRefused``."""
-        # Each answer knows the one before it: the chain is followed backwards.
+        """Return every item up to and including this answer, oldest first. Raises ``ProtocolRefused``."""
+        # Each answer refers to the previous one: follow the chain backwards.
         turns: list[list[Fields]] = []
         while response_id:
             entry = self._entry(response_id)
@@ -55,7 +55,7 @@ class ResponseStore:
         return [item for turn in reversed(turns) for item in turn]
 
     def resolved(self, items: Sequence[Fields]) -> list[Fields]:
-        """The items, with those of an answer in place of the ones that only name them. Raises ``ProtocolRefused``."""
+        """Replace item references by the items of stored answers. Raises ``ProtocolRefused``."""
         return [self._item(str(item.get("id"))) if _is_reference(item) else item for item in items]
 
     def _item(self, item_id: str) -> Fields:

@@ -1,7 +1,7 @@
-"""A streamed chat as the events of a streamed response.
+"""Translate a streamed chat to the events of a streamed response.
 
-An output item knows its own events, in the protocol's order, while it is being written: ``OpenItem`` and its kinds. The
-stream opens and closes them, and adds ``sequence_number``, ``output_index`` and ``item_id`` to each event.
+``OpenItem`` and its subclasses produce the events of an output item in the protocol's order. The stream opens and
+closes items, and adds ``sequence_number``, ``output_index`` and ``item_id`` to each event.
 """
 
 import time
@@ -29,7 +29,7 @@ from forebay.gateway.dialects.responses.tools import OfferedTools, custom_input
 
 
 class OpenItem(ABC):
-    """One output item, being written."""
+    """One output item that is being streamed."""
 
     prefix: str
 
@@ -38,21 +38,21 @@ class OpenItem(ABC):
         self.text = ""
 
     def opening(self) -> list[Fields]:
-        """The events that begin it."""
+        """Return the events that begin the item."""
         return [{"type": "response.output_item.added", "item": self.item("in_progress")}]
 
     def more(self, text: str) -> list[Fields]:
-        """The events for more of its text."""
+        """Return the events for more of its text."""
         self.text += text
         return [self._delta(text)] if text else []
 
     def closing(self, status: str) -> list[Fields]:
-        """The events that end it."""
+        """Return the events that end the item."""
         return [*self._done(), {"type": "response.output_item.done", "item": self.item(status)}]
 
     @abstractmethod
     def item(self, status: str) -> Fields:
-        """The item as it is now."""
+        """Return the item in its current state."""
 
     @abstractmethod
     def _delta(self, text: str) -> Fields: ...
@@ -62,7 +62,7 @@ class OpenItem(ABC):
 
 
 class OpenMessage(OpenItem):
-    """Text. Its phase is known at its end, where calls are offered."""
+    """A message. If tools are offered, its phase is known only at its end."""
 
     prefix = "msg"
 
@@ -89,7 +89,7 @@ class OpenMessage(OpenItem):
 
 
 class OpenReasoning(OpenItem):
-    """Reasoning: as a summary where the client wants one, else as it is."""
+    """Reasoning: as a summary if the client wants one, otherwise as reasoning text."""
 
     prefix = "rs"
 
@@ -119,7 +119,7 @@ class OpenReasoning(OpenItem):
 
 
 class OpenCall(OpenItem):
-    """A call of a function; its text are the arguments."""
+    """A function call; its text is the arguments."""
 
     prefix = "fc"
 
@@ -139,7 +139,7 @@ class OpenCall(OpenItem):
 
 
 class OpenCustomCall(OpenCall):
-    """A call of a custom tool, whose input stands in the arguments as JSON."""
+    """A custom tool call; its text is JSON arguments that contain the input."""
 
     prefix = "ctc"
 
@@ -150,7 +150,7 @@ class OpenCustomCall(OpenCall):
     def item(self, status: str) -> Fields:
         return custom_call_item(self.id, self._call_id, self._names, self._input, status)
 
-    # Part of an escaped JSON text is no text yet: the input goes out at once, when all of it is there.
+    # Escaped JSON cannot be decoded in part: the input is sent in one piece once complete.
     @property
     def _input(self) -> str:
         return custom_input(self.text) if self.text else ""
@@ -161,7 +161,7 @@ class OpenCustomCall(OpenCall):
 
 
 class ResponsesStream(TranslatedStream):
-    """The answer to a Responses request."""
+    """Translates the answer to a Responses request."""
 
     def __init__(self, request: ResponsesRequest, store: ResponseStore, memo: ReplyMemo) -> None:
         super().__init__(memo)
@@ -184,7 +184,7 @@ class ResponsesStream(TranslatedStream):
         self.is_over = True
         status = status_of(self._draft.finish_reason)
         events = self._start()
-        # An empty answer is an empty message, as in a whole reply.
+        # An empty answer becomes an empty message, as in a whole reply.
         if self._open is None and not self._output:
             events += self._begin(OpenMessage("final_answer"))
         events += self._close("completed" if status == "completed" else "incomplete")
@@ -196,7 +196,7 @@ class ResponsesStream(TranslatedStream):
     def fail(self, status: int, body: object) -> list[Fields]:
         self.is_over = True
         events = self._start() + self._close("incomplete")
-        # The status has no place in the events, but for the code that clients wait and repeat at.
+        # Events have no status; only the code of a rate limit is kept, because clients back off and retry on it.
         code = "rate_limit_exceeded" if status == 429 else "server_error"
         response = {**self._response("failed"), "error": {"code": code, "message": engine_message(body)}}
         return [*events, self._last_event("response.failed", response)]
@@ -238,7 +238,7 @@ class ResponsesStream(TranslatedStream):
         opening: list[Fields] = []
         if is_begun:
             kind = OpenCustomCall if self._tools.is_custom(function["name"]) else OpenCall
-            # Text before a call is no final answer: what an agent's user interface shows differs.
+            # Text before a call is not the final answer; user interfaces of agents show them differently.
             if isinstance(self._open, OpenMessage):
                 self._open.phase = "commentary"
             opening = self._begin(kind(call_id or new_id("call"), self._tools.name_fields(function["name"])))

@@ -1,7 +1,7 @@
-"""Responses requests as chat requests: the history with its reasoning, the tools, the sampling.
+"""Translate Responses requests to chat requests: the history with its reasoning, the tools, the sampling.
 
-The same items always give the same chat messages: the next prompt goes on from the last one's tokens. Clients
-that keep no state here are given the reasoning in ``encrypted_content``, and hand it back; it is packed, not secret.
+Equal items always yield equal chat messages, so that the next prompt continues the tokens of the previous one. Clients
+that store no state here get the reasoning as ``encrypted_content`` and return it; it is packed, not encrypted.
 """
 
 import base64
@@ -38,17 +38,17 @@ from forebay.gateway.dialects.unknown import UnknownFieldLog, UnknownPart
 
 PREFIX = "forebay-reasoning-v1."
 MAX_BYTES = 16 * 1024 * 1024
-"""The most that packed reasoning opens to: a few bytes of zlib can stand for gigabytes."""
+"""Maximum decompressed size of packed reasoning: a few bytes of zlib can expand to gigabytes."""
 DEVELOPER = "Developer instructions:\n"
-"""Before the text of a developer: chat templates know the role system only."""
+"""Precedes a developer's text, because chat templates support only the role system."""
 
 
 def to_chat(
     request: ResponsesRequest, engine_fields: Fields, store: ResponseStore, memo: ReplyMemo, unknown: UnknownFieldLog
 ) -> Fields:
-    """The chat request for a Responses request. Raises ``ProtocolRefused``.
+    """Translate a Responses request to a chat request. Raises ``ProtocolRefused``.
 
-    ``unknown`` gets the names of what was left out or passed on unread.
+    ``unknown`` gets the names of features that were left out or passed on unchecked.
     """
     items = store.history(request.previous_response_id) + store.resolved(request.input_items)
     messages = _chat_messages(parsed_items(items, unknown), request.instructions, memo, unknown)
@@ -95,21 +95,21 @@ def _response_format(wanted: TextFormat | None, unknown: UnknownFieldLog) -> Fie
 
 
 def _tool_fields(request: ResponsesRequest, unknown: UnknownFieldLog) -> Fields:
-    """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of the chat, as far as they are needed."""
+    """Return the chat's ``tools``, ``tool_choice`` and ``parallel_tool_calls``, as far as needed."""
     tools = OfferedTools(request.tools)
     for _ in range(tools.num_left_out):
         unknown.left_out("tool_of_the_same_name")
     choice = chat_choice(request.tool_choice or "auto", tools)
     if not tools.all:
         return {}
-    parallel = request.parallel_tool_calls is not False  # left out or null, it is on
+    parallel = request.parallel_tool_calls is not False  # on by default, also for null
     return {"tools": [tool.definition for tool in tools.all], "tool_choice": choice, "parallel_tool_calls": parallel}
 
 
 def _chat_messages(
     items: Sequence[AnyItem], instructions: str | None, memo: ReplyMemo, unknown: UnknownFieldLog
 ) -> list[Fields]:
-    """The chat messages of a conversation, with the replies that ``memo`` knows as the engine wrote them."""
+    """Return the chat messages of a conversation; replies known to ``memo`` get their original text."""
     system = [instructions] if instructions else []
     messages: list[Fields] = []
     for run in _runs(items):
@@ -122,15 +122,15 @@ def _chat_messages(
             messages.append({"role": "user", "content": _content(first, unknown)})
         elif isinstance(first, MessageItem):
             system.append((DEVELOPER if first.role == "developer" else "") + _text(first, unknown))
-    # One message at the head: most chat templates refuse a second system message.
+    # One message at the start: most chat templates reject a second system message.
     return [{"role": "system", "content": "\n\n".join(system)}, *messages] if system else messages
 
 
 def _runs(items: Iterable[AnyItem]) -> list[list[AnyItem]]:
-    """The items of one answer of the model together, each other item alone. Empty reasoning is left out."""
+    """Group the items of each answer of the model; other items stay single. Drops empty reasoning."""
     runs: list[list[AnyItem]] = []
     for item in items:
-        # Reasoning that was not packed here, by OpenAI itself say, opens to nothing: it would cut a run in two.
+        # Reasoning packed elsewhere, for example by OpenAI, unpacks to nothing and would split a run.
         if isinstance(item, Reasoning) and not _thought(item):
             continue
         if runs and _is_assistants(item) and _is_assistants(runs[-1][0]):
@@ -158,7 +158,7 @@ def _call(item: FunctionCall | CustomCall) -> Fields:
     if isinstance(item, CustomCall):
         arguments = custom_arguments(item.input)
     else:
-        # Engines refuse a history whose arguments are no JSON object, such as those of a call that was cut short.
+        # Engines reject a history whose arguments are not a JSON object, such as those of a truncated call.
         arguments = "{}" if arguments_object(item.arguments) is None else item.arguments
     name = flat_name(item.namespace, item.name)
     return {"id": item.call_id, "function": {"name": name, "arguments": arguments}}
@@ -178,7 +178,7 @@ def _output(item: CallOutput, unknown: UnknownFieldLog) -> str | list[Fields]:
 
 
 def _text(item: MessageItem, unknown: UnknownFieldLog) -> str:
-    """All that such a message can say in a chat."""
+    """Return all text of a message that a chat can contain."""
     if isinstance(item.content, str):
         return item.content
     said = []
@@ -215,16 +215,16 @@ def _said(part: TextContent | RefusalContent) -> str:
 
 
 def packed(text: str) -> str:
-    """A text as ``encrypted_content``."""
+    """Pack a text as ``encrypted_content``."""
     return PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
 
 
 def opened(blob: str | None) -> str:
-    """The text in an ``encrypted_content``; empty for one that was not packed here."""
+    """Unpack the text of an ``encrypted_content``; empty if it was not packed here."""
     if not blob or not blob.startswith(PREFIX):
         return ""
     try:
-        # Not ``zlib.decompress``, which knows no bound.
+        # Not ``zlib.decompress``, which has no size limit.
         return zlib.decompressobj().decompress(base64.urlsafe_b64decode(blob.removeprefix(PREFIX)), MAX_BYTES).decode()
     except (ValueError, zlib.error):
         return ""

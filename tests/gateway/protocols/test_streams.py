@@ -79,13 +79,13 @@ def test_the_gateway_can_break_a_stream_off(stream: Stream) -> None:
 
 def test_arguments_of_a_call_that_had_ended(stream: Stream) -> None:
     events = fed(stream, call(0, "tool", "{"), call(1, "tool", "{}"), call(0, arguments="}"))
-    assert "arguments of a call that had ended" in failure(stream, events)
+    assert "arguments for a call that had already ended" in failure(stream, events)
 
 
 def test_what_came_with_them_is_told_all_the_same(stream: Stream) -> None:
     misfit = {"index": 0, "function": {"arguments": "}"}}
     events = fed(stream, call(0, "tool", "{"), call(1, "tool", "{}"), chunk(content="so", tool_calls=[misfit]))
-    assert "arguments of a call that had ended" in failure(stream, events)
+    assert "arguments for a call that had already ended" in failure(stream, events)
     assert "so" in [
         event["delta"] if isinstance(event["delta"], str) else event["delta"].get("text")
         for event in events
