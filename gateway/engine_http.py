@@ -1,4 +1,4 @@
-"""The connections to the engines, and server-sent events as far as chat completions use them."""
+"""HTTP connections to the engines, and the subset of server-sent events that chat completions use."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,16 +21,16 @@ DONE = b"data: %b\n\n" % DONE_DATA
 EMPTY_LINES = (b"\n\n", b"\n\r\n")
 STREAM_TYPE = b"text/event-stream"
 TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10.0)
-"""An answer may take as long as its call: the session ends it."""
+"""No total limit: the session ends an answer that takes too long."""
 KEPT_S = 4.0
-"""Seconds until an idle connection is closed: before engines close it (uvicorn after 5 s) under a new request."""
+"""Seconds until an idle connection is closed. Engines close it later (uvicorn after 5 s), so no request is lost."""
 CONNECTION_HEADERS = frozenset(
     {
         *(b"connection", b"content-encoding", b"content-length", b"date", b"keep-alive", b"server"),
         *(b"transfer-encoding", b"upgrade"),
     }
 )
-"""Headers of an engine's reply that belong to its connection, and do not reach the agent."""
+"""Headers of an engine's reply that describe its connection and are not forwarded to the agent."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -45,7 +45,7 @@ class EngineBroken(EngineUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
-    """An engine's reply that came whole."""
+    """A complete reply of an engine."""
 
     status: int
     headers: Headers
@@ -53,7 +53,7 @@ class EngineReply:
 
 
 class IncomingReply:
-    """A reply that is coming: read it by its ``events``, or ``whole``, inside the context of ``EngineHttp.reply``."""
+    """A reply being received: read its ``events``, or ``whole``, inside the context of ``EngineHttp.reply``."""
 
     def __init__(self, reply: aiohttp.ClientResponse) -> None:
         raw = [(name.lower(), value) for name, value in reply.raw_headers]
@@ -62,31 +62,31 @@ class IncomingReply:
         self._body = PlainParts(reply.headers.copy(), limit_bytes()).of_all(reply.content.iter_any())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The data of each event."""
+        """Yield the data of each event."""
         reader = EventReader()
         async for received in self._body:
             for data in reader.feed(received):
                 yield data
 
     async def whole(self) -> EngineReply:
-        """The rest as one reply."""
+        """Read the rest and return the complete reply."""
         return EngineReply(self.status, self.headers, b"".join([part async for part in self._body]))
 
 
 class EngineHttp:
-    """Sends requests to engines, as long as its context is entered. Time limits are the caller's."""
+    """Sends requests to engines while its context is entered. The caller sets time limits."""
 
     def __init__(self, api_key: str | None) -> None:
         self._headers = {"content-type": "application/json", "accept-encoding": ACCEPTED, **auth_headers(api_key)}
         self._http: aiohttp.ClientSession
         self._bodies: dict[asyncio.Future[None], aiohttp.StreamReader] = {}
-        """The body last read over each connection, by the future that ends with it."""
+        """The body last read over each connection, keyed by the future that completes when the connection closes."""
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
-            # A connection for each request under way: behind the limit of a pool calls would wait unseen.
+            # One connection per request: calls above the limit of a pool would wait unnoticed.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S, ssl=tls()),
-            cookie_jar=aiohttp.DummyCookieJar(),  # a jar would send one agent's cookies with the calls of others
+            cookie_jar=aiohttp.DummyCookieJar(),  # a jar would send one agent's cookies with other agents' calls
             timeout=TIMEOUT,
             auto_decompress=False,
             max_field_size=64 << 10,
@@ -97,7 +97,7 @@ class EngineHttp:
         await self._http.close()
 
     async def ask(self, method: str, url: str, content: bytes = b"", traceparent: str = "") -> EngineReply:
-        """One request and its whole reply. Raises ``EngineUnavailable`` if nobody answers, ``EngineBroken``."""
+        """Send one request, return its whole reply. Raises ``EngineUnavailable`` if unreachable, ``EngineBroken``."""
         async with self.reply(method, url, content, traceparent) as reply:
             return await reply.whole()
 
@@ -105,24 +105,24 @@ class EngineHttp:
     async def reply(
         self, method: str, url: str, content: bytes = b"", traceparent: str = ""
     ) -> AsyncIterator[IncomingReply]:
-        """One request, in the W3C trace context ``traceparent``, and its reply as it comes. Raises as ``ask`` does."""
+        """Send one request in the W3C trace context ``traceparent``; yields its reply. Raises as ``ask`` does."""
         headers = {**self._headers, "traceparent": traceparent} if traceparent else self._headers
         url = without_login(url)
-        data = BytesIO(content) if content else None  # in pieces: one of bytes is written at once, however large
+        data = BytesIO(content) if content else None  # sent in pieces: bytes would be written at once, however large
         try:
             reply = await self._http.request(method, url, data=data, headers=headers, allow_redirects=False)
             try:
                 self._watch(reply)
-                yield IncomingReply(reply)  # errors of reading it come back here
+                yield IncomingReply(reply)  # errors of reading it are raised here
             finally:
-                reply.close()  # before its end, this closes the connection: the engine stops
+                reply.close()  # before the reply's end, this closes the connection, so that the engine stops
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise unreachable(url, error) from error
         except aiohttp.ClientError as error:
             raise EngineBroken(f"the connection for {url} ended: {str(error) or type(error).__name__}") from error
 
     def _watch(self, reply: aiohttp.ClientResponse) -> None:
-        # Where aiohttp closes a connection itself, at a malformed chunk say, it leaves the reader of the body waiting.
+        # When aiohttp itself closes a connection, for example for a malformed chunk, the reader of the body hangs.
         protocol = None if reply.connection is None else reply.connection.protocol
         ended = None if protocol is None else protocol.closed
         if ended is None:  # the body is complete
@@ -132,22 +132,22 @@ class EngineHttp:
         self._bodies[ended] = reply.content
 
     def _end_body(self, ended: "asyncio.Future[None]") -> None:
-        ended.exception()  # retrieved: asyncio would log it
+        ended.exception()  # retrieved, because asyncio would log it
         body = self._bodies.pop(ended)
         if not body.is_eof() and body.exception() is None:
             body.set_exception(aiohttp.ClientPayloadError("the reply was malformed, or the gateway closed it"))
 
 
 class EventReader:
-    """Cuts a stream of bytes into the data of its events. Comments, names and ids of events are left out."""
+    """Splits a stream of bytes into the data of its events. Ignores comments and the names and ids of events."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, received: bytes) -> list[bytes]:
-        """The data of the events that ``received`` completes."""
-        # An event may come in pieces, cut anywhere: what follows the last empty line waits for more. Only around the
-        # cut it is looked at again: an event may have as many pieces as it likes.
+        """Return the data of the events that ``received`` completes."""
+        # An event may arrive in many pieces, so bytes after the last empty line wait for more. Only the bytes around
+        # the seam are searched again, which keeps the cost linear.
         cut = max(0, len(self._rest) - len(EMPTY_LINES[-1]))
         self._rest += received
         if all(self._rest.find(line, cut) < 0 for line in EMPTY_LINES):
@@ -163,5 +163,5 @@ def _data_of(block: bytes) -> bytes:
 
 
 def event(data: object) -> bytes:
-    """``data`` as one event."""
+    """Encode ``data`` as one event."""
     return b"data: %b\n\n" % _encode(data)

@@ -1,4 +1,4 @@
-"""The body of a call as an engine would read it: engines take more for JSON, true or a number than JSON does."""
+"""Parse a call's body as an engine would: engines accept more as JSON, as true or as a number than JSON allows."""
 
 import json
 import re
@@ -20,10 +20,10 @@ _decode = msgspec.json.Decoder().decode
 
 
 def read_object(content: bytes) -> Json | None:
-    """The JSON object in a body; None if no engine would find one either.
+    """Return the JSON object in a body; None if engines would find none either.
 
-    Halves of surrogate pairs, which no tokenizer takes, are replaced. Raises ``NoObject`` for an object that cannot be
-    passed on as it was meant, such as one with NaN.
+    Lone surrogates, which tokenizers reject, are replaced. Raises ``NoObject`` for an object that cannot be forwarded
+    with its meaning, such as one with NaN.
     """
     try:
         body = decode_in_steps(content)
@@ -35,14 +35,14 @@ def read_object(content: bytes) -> Json | None:
 
 
 def _read_leniently(content: bytes) -> object:
-    """As the standard library reads it, in which most engines are written: UTF-16 too, and unpaired surrogates."""
+    """Parse as the standard library does, which most engines use: accepts UTF-16 and unpaired surrogates."""
     try:
         text = json.dumps(json.loads(content), ensure_ascii=False)
     except ValueError:
         return None
     except RecursionError:
         raise NoObject from None
-    # The text again, for what the library reads and JSON has not: an engine could not be given a NaN.
+    # Parsed again to reject what the library accepts beyond JSON: NaN cannot be sent to an engine.
     try:
         return _decode(SURROGATES.sub(REPLACEMENT, text))
     except msgspec.DecodeError:
@@ -50,14 +50,14 @@ def _read_leniently(content: bytes) -> object:
 
 
 def read_chat(content: bytes) -> Json | None:
-    """``read_object`` for a completion of a chat or of a text, or for an embedding. Raises ``OwnIds``."""
+    """``read_object`` for a chat, a text completion or an embedding. Raises ``OwnIds``."""
     body = read_object(content)
     if body is None:
         return None
     for name in ("input_ids", "prompt", "input"):
         if body.get(name) is not None and (name == "input_ids" or _has_ids(body[name])):
             raise OwnIds(name)
-    # As pydantic reads it, in SGLang and vLLM: a "yes" asks for a stream that must be recorded as one.
+    # As pydantic does in SGLang and vLLM: "yes" requests a stream, which must be recorded as one.
     stream = body.get("stream")
     is_stream = stream.lower() in TRUE if isinstance(stream, str) else stream == 1
     return {**body, "stream": True} if is_stream else body
@@ -68,11 +68,11 @@ def _has_ids(prompt: object) -> bool:
 
 
 def bounded(value: object, limit: int) -> object:
-    """``value``, unless an engine would read more than ``limit`` in it: it takes ``64``, ``64.0`` and ``"64"``."""
+    """Cap ``value`` at ``limit``, reading numbers as engines do: ``64``, ``64.0`` and ``"64"``."""
     if not isinstance(value, int | float | str):
         return value
     try:
         return limit if float(value) > limit else value
     except (ValueError, OverflowError):
-        # Too large an int for a float is over any limit; a text that is no number is the engine's to refuse.
+        # An int too large for a float exceeds any limit; the engine rejects a text that is not a number.
         return limit if isinstance(value, int) else value

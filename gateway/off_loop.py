@@ -1,4 +1,4 @@
-"""What takes a while is done in a thread, in short steps: the gateway's loop serves the agents of all runs."""
+"""Run slow work in a thread, in short steps, because the gateway's event loop serves the agents of all runs."""
 
 import asyncio
 import gc
@@ -11,10 +11,10 @@ import msgspec
 T = TypeVar("T")
 
 LARGE_BYTES = 1 << 20
-"""What is made of fewer takes some milliseconds at most, and a thread would cost more than it gives."""
+"""Smaller bodies take some milliseconds at most, which does not justify a thread."""
 
 MANY_MESSAGES = 10_000
-"""So many messages of one chat take tens of milliseconds to look at."""
+"""A chat with more messages takes tens of milliseconds to process."""
 
 _decode = msgspec.json.Decoder().decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -22,7 +22,7 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class _NoGarbage:
-    """No search for garbage meanwhile: it would go over a million new objects again and again, and hold up the loop."""
+    """Disables garbage collection, which would scan a million new objects repeatedly and block the event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,27 +44,27 @@ _no_garbage = _NoGarbage()
 
 
 async def off_loop(work: Callable[[bytes], T], content: bytes) -> T:
-    """``work(content)``, in a thread if there is much of it."""
+    """Return ``work(content)``, run in a thread if ``content`` is large."""
     return await off_loop_if(len(content) > LARGE_BYTES, lambda: work(content))
 
 
 async def off_loop_if(is_large: bool, work: Callable[[], T]) -> T:
-    """``work()``, in a thread if it is about something large."""
+    """Return ``work()``, run in a thread if ``is_large``."""
     return await asyncio.to_thread(work) if is_large else work()
 
 
 def decoded_bytes(content: bytes, num_forms: int) -> int:
-    """Roughly what the JSON in ``content`` takes once it is decoded, in ``num_forms`` forms that share their texts.
+    """Estimate the memory of the JSON in ``content`` once decoded into ``num_forms`` copies that share their texts.
 
-    Small objects take many times their text.
+    Small objects take many times the size of their text.
     """
     return len(content) + num_forms * (500 * content.count(b"{") + 50 * content.count(b","))
 
 
 def decode_in_steps(content: bytes) -> Any:
-    """The JSON in ``content``. Of a large object the lists are decoded element by element.
+    """Decode the JSON in ``content``. The lists of a large object are decoded element by element.
 
-    The decoder holds the interpreter's lock for as long as one call takes, in a thread as well.
+    The decoder holds the interpreter's lock during each call, even in a thread.
     """
     if len(content) <= LARGE_BYTES or content.lstrip()[:1] != b"{":
         return _decode(content)
@@ -76,4 +76,4 @@ def _decoded(raw: bytes) -> Any:
     if len(raw) <= LARGE_BYTES or raw.lstrip()[:1] != b"[":
         return _decode(raw)
     elements = _elements(raw)[::-1]
-    return [_decode(elements.pop()) for _ in range(len(elements))]  # each goes as soon as it is decoded
+    return [_decode(elements.pop()) for _ in range(len(elements))]  # frees each element once decoded

@@ -1,4 +1,4 @@
-"""What is asked of an engine beside what the agent asked for, what is kept of its answer, and what the agent gets."""
+"""Record one chat: extend its request, keep turns of the reply, and restore the reply for the agent."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class CallRecording:
-    """One chat: ``client_body`` is what the agent sent, ``body`` the same within the session's bounds."""
+    """One chat: ``client_body`` is the agent's request, ``body`` the request within the session's limits."""
 
     def __init__(self, client_body: Json, body: Json) -> None:
         self.client_body = client_body
@@ -26,42 +26,42 @@ class CallRecording:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the answer is wanted as it comes."""
+        """Whether the agent requested a stream."""
         return self.body.get("stream") is True
 
     @property
     def is_large(self) -> bool:
-        """Whether what is made of its messages is better made in a thread."""
+        """Whether the chat has so much history that its turns are better built in a thread."""
         messages = self.body.get("messages")
         return isinstance(messages, list) and len(messages) > MANY_MESSAGES
 
     def engine_body(self, rid: str, key: CacheKey, *, is_sglang: bool) -> Json:
-        """The body for the engine, which is to cache it under ``key``."""
+        """Return the body for the engine, which caches it under ``key``."""
         if not is_sglang:
-            # Other engines may refuse fields that they do not know: they are asked for nothing more.
+            # Other engines may reject unknown fields, so none are added.
             return self.body
         try:
             body = asking(self.body, is_stream=self.is_stream)
-        except (TypeError, ValueError, AttributeError):  # fields of wrong types: the engine is to refuse them
+        except (TypeError, ValueError, AttributeError):  # fields of wrong types: the engine rejects them
             body = self.body
-        # Without the key a prompt's cache may be that of other weights, where an update did not empty it.
+        # Without the key, a prompt could use cache entries of other weights, if an update did not clear them.
         return {**body, "rid": rid, "extra_key": key.beside(body.get("extra_key"))}
 
     def turns(self, reply: Json, rid: str, engine_url: str, began_s: float, defaults: EngineDefaults) -> list[Turn]:
-        """The turns of a whole reply. ``defaults`` are the engine's for what the body leaves out."""
+        """Return the turns of a whole reply. ``defaults`` are the engine's for omitted parameters."""
         turns = turns_of_chat(self.body, reply, rid=rid, engine_url=engine_url, began_s=began_s, ended_s=time.time())
         return [drawn(turn, sampling_of(self.body, defaults)) for turn in turns]
 
     def stripped(self, reply: Json) -> Json | None:
-        """The reply, or a chunk, without what the agent did not ask for; None for a chunk of which nothing is left."""
+        """Remove from a reply or chunk what the agent did not request; None if nothing of a chunk is left."""
         left = strip(reply, self.client_body)
         if left is not None and self.client_body.get("rid") and "id" in left:
-            left["id"] = self.client_body["rid"]  # SGLang names an answer by the request's ``rid``
+            left["id"] = self.client_body["rid"]  # SGLang uses the request's ``rid`` as the answer's id
         return left
 
 
 class StreamRecording:
-    """The chunks of one answer. Those of its end wait until it is known whether the answer has to be gone on with."""
+    """The chunks of one answer. Its last chunks are held until it is known whether the answer must be continued."""
 
     def __init__(
         self, recording: CallRecording, rid: str, engine_url: str, began_s: float, defaults: EngineDefaults
@@ -73,9 +73,9 @@ class StreamRecording:
         self._is_ending = False
 
     def feed(self, chunk: Json) -> Json | None:
-        """The chunk as the agent gets it now; None if it gets nothing of it, or gets it at the end."""
+        """Return the chunk for the agent; None if nothing of it is for the agent, or it is held until the end."""
         self._reader.feed(chunk)
-        # From the first finish reason on, whichever choice has it. What comes after it takes no time.
+        # Starts with the first finish reason of any choice; the chunks after it arrive at once.
         self._is_ending = self._is_ending or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
         left = self._recording.stripped(chunk)
         if left is None or not self._is_ending:
@@ -85,21 +85,21 @@ class StreamRecording:
 
     @property
     def is_begun(self) -> bool:
-        """Whether there was a choice in any chunk."""
+        """Whether any chunk contained a choice."""
         return self._reader.is_begun
 
     def stop(self) -> None:
-        """The agent is gone: what the engine samples from here on does not count."""
+        """Stop counting sampled tokens, because the agent is gone."""
         self._reader.stop()
 
     def turns(self) -> list[Turn]:
-        """The turns of the stream so far."""
+        """Return the turns of the stream so far."""
         return [drawn(turn, self._sampling) for turn in self._reader.turns(ended_s=time.time())]
 
     def end(self, seen: Sequence[Turn], turns: Sequence[Turn], logprobs: Logprobs) -> Iterator[Json]:
-        """The last chunks. ``seen`` are the turns that have gone out, ``turns`` those that were to.
+        """Yield the last chunks. ``seen`` are the turns sent so far, ``turns`` the complete ones.
 
-        Raises ``EngineLost`` if what has gone out is no beginning of what was to.
+        Raises ``EngineLost`` if the sent turns are not a prefix of the complete ones.
         """
         before, after = ({turn.choice: turn for turn in each} for each in (seen, turns))
         for chunk in self._last_chunks:
@@ -118,15 +118,15 @@ class StreamRecording:
 
 
 def rest_of(seen: Json, whole: Json) -> Json:
-    """The delta between a message of which ``seen`` has gone out and the ``whole`` one.
+    """Return the delta from the sent part ``seen`` of a message to the ``whole`` message.
 
-    Raises ``EngineLost`` if what has gone out is no beginning of it.
+    Raises ``EngineLost`` if ``seen`` is not a prefix of it.
     """
     delta: Json = {}
     for name in ("reasoning_content", "content"):
         before, now = seen.get(name) or "", whole.get(name) or ""
         if not now.startswith(before):
-            raise EngineLost("the answer was aborted, and its rest does not fit what has gone out")
+            raise EngineLost("the answer was aborted, and its continuation does not match the part already sent")
         if now != before:
             delta[name] = now[len(before) :]
     if calls := _rest_of_calls(seen.get("tool_calls") or [], whole.get("tool_calls") or []):
@@ -136,14 +136,14 @@ def rest_of(seen: Json, whole: Json) -> Json:
 
 def _rest_of_calls(seen: Sequence[Json], whole: Sequence[Json]) -> list[Json]:
     if len(seen) > len(whole):
-        raise EngineLost("the answer was aborted in a tool call that its rest does not complete")
+        raise EngineLost("the answer was aborted in a tool call that its continuation does not complete")
     rest = [{"index": index, **call} for index, call in enumerate(whole)][len(seen) :]
     begun = []
     for index, (before, now) in enumerate(zip(seen, whole, strict=False)):
         given, full = before["function"].get("arguments") or "", now["function"].get("arguments") or ""
         if not full.startswith(given):
-            raise EngineLost("the answer was aborted in a tool call that its rest does not fit")
-        # Read from all tokens again, a call got another id: the agent answers to the one that has gone out.
+            raise EngineLost("the answer was aborted in a tool call that its continuation does not match")
+        # Parsing all tokens again gave the call a new id; the agent refers to the id already sent.
         now["id"] = before.get("id") or now.get("id")
         if full != given:
             begun.append({"index": index, "function": {"arguments": full[len(given) :]}})

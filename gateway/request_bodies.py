@@ -1,43 +1,43 @@
-"""The bodies of the gateway's own routes, as the server and its runs send them."""
+"""Request bodies of the gateway's own routes, sent by the server and its runs."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
-"""Part of a URL: clients take ``.`` and ``..`` for something else."""
+"""Part of a URL, so ``.`` and ``..``, which clients resolve, are excluded."""
 Seconds = Annotated[float, Field(gt=0, le=10_000_000)]
 
 
 class Capturing(BaseModel):
-    """What is needed to record the calls of a generator that knows nothing of the gateway."""
+    """Settings for recording the calls of a generator that does not know the gateway."""
 
     model_config = ConfigDict(extra="forbid")
 
     secret: str
-    """Stands in the URLs that the generator is given, in place of a key."""
+    """Part of the URLs given to the generator, instead of a key."""
     group_deadline_s: Seconds
-    """No call takes longer, and no record is kept longer."""
+    """Maximum duration of a call, and maximum age of a record."""
     input_file: str | None = None
-    """The rows, by whose prompts a call is found to belong to an instance."""
+    """The rows, whose prompts assign a call to an instance."""
 
 
 class TraceOptions(BaseModel):
-    """How the gateway records a run: ``TraceSettings`` by name, as the run's other processes have them."""
+    """How the gateway traces a run: the fields of ``TraceSettings``, as in the run's other processes."""
 
     model_config = ConfigDict(extra="forbid")
 
     folder: str
     run_id: str
     start: Annotated[int, Field(ge=1)] = 1
-    """Of the run: each has files of its own."""
+    """Start number of the run; each start has its own files."""
     rate: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The share of groups whose spans are kept."""
+    """Fraction of groups whose spans are kept."""
     max_bytes: Annotated[int, Field(ge=0)] = 256 << 20
 
 
 class RegisterRun(BaseModel):
-    """``PUT /gateway/runs/{run_id}``: the server makes a run known."""
+    """``PUT /gateway/runs/{run_id}``: the server registers a run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,7 +51,7 @@ class RegisterRun(BaseModel):
     policy_models: list[str] | None = None
     capturing: Capturing | None = None
     trace: TraceOptions | None = None
-    """Nothing is recorded without."""
+    """None disables tracing."""
 
 
 class OpenRollout(BaseModel):
@@ -65,8 +65,8 @@ class OpenRollout(BaseModel):
     sampling_params: dict[str, Any] = {}
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     cap_tokens: Annotated[int, Field(ge=1)] | None = None
-    """That all its calls may sample together."""
+    """Maximum number of tokens that all its calls may sample together."""
     engine_url: str | None = None
-    """Of the run's engines the one to ask, while it answers and is not overloaded."""
+    """The preferred engine of the run, used while it answers and is not overloaded."""
     traceparent: Annotated[str, Field(max_length=200)] | None = None
-    """W3C trace context of the attempt that it is part of."""
+    """W3C trace context of its attempt."""

@@ -1,7 +1,7 @@
-"""What a request has that the translations do not know: it is left out, or passed on for the engine to judge.
+"""Request features that the translations do not know: they are left out, or passed on for the engine to check.
 
-Both translations take such a request, since agents send what their own provider has. They write down what they met
-in a list of names, which the gateway counts: ``left_out_…`` or ``passed_on_…``, the protocol, and the place.
+Such requests are accepted, because agents send the features of their own provider. Each feature is recorded as a name,
+which the gateway counts: ``left_out_…`` or ``passed_on_…``, the protocol, and the place.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,24 +13,24 @@ Fields = dict[str, Any]
 
 
 class LenientModel(BaseModel):
-    """Takes fields that it does not know; ``unknown_fields`` finds them."""
+    """Accepts unknown fields; ``unknown_fields`` lists them."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class UnknownPart(LenientModel):
-    """A part of a content of a kind that the translation does not know."""
+    """A content part of an unknown kind."""
 
     type: str
 
     @property
     def given(self) -> Fields:
-        """As it came."""
+        """The part, unchanged."""
         return self.model_dump()
 
 
 def kind_of(value: object) -> str:
-    """The ``type`` of a part, given as JSON or as a model."""
+    """Return the ``type`` of a part, which is JSON or a model."""
     return str(value.get("type")) if isinstance(value, dict) else str(getattr(value, "type", None))
 
 
@@ -43,27 +43,27 @@ TextOr = Annotated[
 
 
 class UnknownFieldLog:
-    """Writes down in ``names`` what one request of ``protocol`` has."""
+    """Collects in ``names`` the unknown features of one request of ``protocol``."""
 
     def __init__(self, protocol: str) -> None:
         self.names: list[str] = []
         self._protocol = protocol
 
     def left_out(self, *place: str) -> None:
-        """What stands there has no part in the chat."""
+        """Record that the feature at ``place`` is left out of the chat."""
         self.names.append("_".join(("left_out", self._protocol, *place)))
 
     def passed_on(self, *place: str) -> None:
-        """What stands there is in the chat as it came."""
+        """Record that the feature at ``place`` is passed on unchanged."""
         self.names.append("_".join(("passed_on", self._protocol, *place)))
 
     def note_fields(self, model: BaseModel, *place: str) -> None:
-        """Everything in a model, and in the models in it, that none of them knows."""
+        """Record all unknown fields of a model and of its nested models."""
         for name in unknown_fields(model, place):
             self.left_out(*name)
 
     def known_tools(self, tools: object, kinds: Iterable[object]) -> object:
-        """The tools without those of other kinds: engines have no tools of their own. Anything else as it is."""
+        """Drop tools of other ``kinds``, which engines cannot run. Anything but a list is returned unchanged."""
         if not isinstance(tools, list):
             return tools
         kept = []
@@ -77,7 +77,7 @@ class UnknownFieldLog:
 
 
 def unknown_fields(value: object, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The places of fields that have a value, and that the model they stand in does not know."""
+    """Yield the paths of fields that have a value and are unknown to their model."""
     if isinstance(value, list):
         for item in value:
             yield from unknown_fields(item, place)

@@ -1,19 +1,19 @@
-"""What the gateway knows of runs.
+"""The gateway's state of runs.
 
-- ``registry.py``: every key is issued, found and revoked here. It answers "who calls?" for each request: the server, a
-  run, the agent of a rollout, or a captured run.
+- ``registry.py``: issues, finds and revokes all keys. For each request it identifies the caller: the server, a run,
+  the agent of a rollout, or a captured run.
 - ``run.py``: one run: its engines, its connection to the server, its clock, its open and its closed rollouts.
-- ``rollouts.py``: an open rollout, with its key and its record; the records of those that were closed, for callers who
-  ask again, and the names of those that came to their caps.
-- ``sessions.py``: what the calls under one base URL share: engine, deadline, defaults, and the order of their record.
-- ``captured_run.py``: a run whose generator knows nothing of the gateway; each of its calls is a session of its own.
-  ``conversations.py`` finds the recorded turns of the samples that it writes, and the calls of a closed group.
-- ``buffer_link.py``: the way to the server: samples and reports go out; closed groups, steps and standstills come in.
-- ``run_trace.py``: what is recorded of the run's time, session by session: turns, waiting, engine calls.
-  ``captured_traces.py`` keeps the spans of captured calls until a sample says which rollout they were of.
-- ``notes.py``: what calls had that the record does not hold, counted by kind.
-- ``worker_versions.py``: which weights the workers have, asked once for all streams.
+- ``rollouts.py``: an open rollout with its key and its record; records of closed rollouts, for repeated requests;
+  names of capped rollouts.
+- ``sessions.py``: state shared by the calls under one base URL: engine, deadline, defaults, order of the record.
+- ``captured_run.py``: a run whose generator does not know the gateway; each call is a session of its own.
+  ``conversations.py`` finds the recorded turns of written samples, and the calls of a closed group.
+- ``buffer_link.py``: the connection to the server: sends samples and reports; receives closed groups, steps and pauses.
+- ``run_trace.py``: records the run's time, session by session: turns, waiting, engine calls.
+  ``captured_traces.py`` keeps the spans of captured calls until a sample shows which rollout they belong to.
+- ``notes.py``: counts call features that the record does not contain, by kind.
+- ``worker_versions.py``: the weight versions of the workers, requested once for all streams.
 
-In come a registration from the server, then rollouts that the run opens, then calls of their agents, each with a key.
-Out go the records of closed rollouts, and the samples of captured runs with their tokens.
+The server registers a run, the run opens rollouts, and their agents make calls, each with a key. The gateway returns
+the records of closed rollouts, and writes the samples of captured runs with their tokens.
 """

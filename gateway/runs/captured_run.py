@@ -1,4 +1,4 @@
-"""A run whose generator knows nothing of the gateway: its calls are recorded, and its samples get their tokens."""
+"""A run whose generator does not know the gateway: records its calls and adds the tokens to its samples."""
 
 import asyncio
 import logging
@@ -26,11 +26,11 @@ from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
 logger = logging.getLogger(__name__)
 
 MAX_AFFINITIES = 10_000
-"""Prompts whose engine is remembered."""
+"""Maximum number of prompts whose engine is remembered."""
 FIRST_MESSAGES = 2
-"""By so many messages prompts differ: the first is often the same for all."""
+"""Number of messages that identify a prompt: the first alone is often the same for all."""
 END_S = 5.0
-"""Calls of a closed group at engines that know no aborts are ended so long after it."""
+"""Seconds after which the calls of a closed group are ended at engines that support no aborts."""
 GROUP_CLOSED = "its group is closed"
 
 Json = dict[str, Any]
@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CapturedSession(Session):
-    """The session of a single call, which its run knows while it is in flight."""
+    """The session of a single call, registered with its run while it is in flight."""
 
     messages: object = None
 
@@ -64,7 +64,7 @@ class CapturedSession(Session):
 
 
 class RunCalls:
-    """The calls of one run, in flight and recorded. ``counts`` say how many samples found their turns."""
+    """The calls of one run, in flight and recorded. ``counts`` has the number of samples with and without turns."""
 
     def __init__(
         self, run_id: str, capturing: Capturing, pool: EnginePool, clock: ActiveClock, trace: GatewayTrace
@@ -77,18 +77,18 @@ class RunCalls:
         self._numbers = count()
         self._turns = TurnStore(capturing.group_deadline_s)
         self.sessions: set[CapturedSession] = set()
-        """Those of the calls in flight."""
-        # A log lives as long as a call or a task that adds to it: nobody needs to take it out.
+        """Sessions of the calls in flight."""
+        # A log lives as long as a call or task that adds to it, so it need not be removed.
         self._logs: WeakSet[TurnLog] = WeakSet()
         self._affinities: OrderedDict[int, Affinity] = OrderedDict()
         self._prompts: RowPrompts | None = None
         self._clock = clock
         self._trace = trace
         self._held: WeakSet[CallSpans] = WeakSet()
-        """The spans of calls, until they are known to be of a sample or of none."""
+        """Spans of calls that are not yet assigned to a sample or to none."""
 
     async def open(self) -> None:
-        """Read the rows, if there are any."""
+        """Read the rows, if there is an input file."""
         if self.capturing.input_file:
             try:
                 self._prompts = await asyncio.to_thread(RowPrompts, Path(self.capturing.input_file))
@@ -96,7 +96,7 @@ class RunCalls:
                 logger.warning("calls cannot be assigned to their rows: %s", error)
 
     def call(self) -> CapturedSession:
-        """A new call. It remembers nothing of those before."""
+        """Return the session of a new call, which shares no state with earlier calls."""
         name, affinity = f"{next(self._numbers):08x}", Affinity(self._pool)
         prefix, deadline_s = f"{self._rid_prefix}{name}-", self.capturing.group_deadline_s
         trace = self._trace.captured()
@@ -107,43 +107,43 @@ class RunCalls:
         return CapturedSession(self, affinity, self._clock, prefix, deadline_s, turns, trace, session_id=name)
 
     async def drain(self) -> None:
-        """Return when what ended before is recorded."""
+        """Return once all ended calls are recorded."""
         await asyncio.gather(*(turns.drain() for turns in tuple(self._logs)))
 
     def drop(self) -> None:
-        """Record nothing more."""
+        """Stop recording."""
         for turns in tuple(self._logs):
             turns.drop()
         for call in tuple(self._held):
             call.release()
 
     def completed(self, content: bytes) -> tuple[bytes, CapturedRollout | None]:
-        """A sample as it was written, with what its turns say of its tokens; its trace, if they have one."""
+        """Return a written sample completed with the token fields of its turns; and its trace, if any turn has one."""
         try:
             sample = _decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return content, None  # the server says what is wrong with it
+            return content, None  # the server reports what is wrong
         taken = self._turns.take(sample.get("messages"))
-        if sample.get("tokens") is not None:  # of its own: nothing but their time is known from here
+        if sample.get("tokens") is not None:  # the sample has its own tokens: only its timing is taken from the turns
             return content, None if taken is None else self._rollout(sample, taken.calls)
         self.counts["capture_unmatched" if taken is None else "capture_matched"] += 1
         if taken is None:
             return content, None
-        # What the generator says itself goes before what was recorded.
+        # The generator's own fields override the recorded ones.
         return _encode({**taken.fields, **sample}), self._rollout(sample, taken.calls)
 
     def _rollout(self, sample: Json, calls: Calls) -> CapturedRollout | None:
-        with suppress(ValueError):  # the server says what is wrong with its names
+        with suppress(ValueError):  # the server reports what is wrong with its ids
             return CapturedRollout(self._trace.tracer, sample, calls) if calls else None
         return None
 
     async def end_group(self, instance_id: str | int) -> None:
-        """A group was closed: its calls are aborted at their engines, and get what those had by then."""
+        """Abort the calls of a closed group at their engines; they return their tokens so far."""
         prompt = self._prompts.of(instance_id) if self._prompts is not None else None
         if prompt is None:
             return
         ended = [session for session in self.sessions if prompt in beginnings(session.messages)]
-        # Marked before the first abort goes out: an aborted call that is not would be gone on with at once.
+        # Marked before the first abort is sent: an aborted call that is not marked would be continued at once.
         for session in ended:
             session.is_given_up = True
         await self._pool.stop(lambda: [request for session in ended for request in session.requests], END_S)
@@ -151,11 +151,11 @@ class RunCalls:
             session.close(GROUP_CLOSED)
 
     def choose_engine(self, session: CapturedSession) -> None:
-        """Calls with the same prompt go to the same engine: a group shares what it has cached of it."""
+        """Send calls with the same prompt to the same engine, so that a group shares the engine's cache."""
         messages = session.messages if isinstance(session.messages, list) else []
         *_, prompt = 0, *digests(messages[:FIRST_MESSAGES])
         session.affinity = self._affinities.setdefault(prompt, session.affinity)
-        self._affinities.move_to_end(prompt)  # those not used for longest go first
+        self._affinities.move_to_end(prompt)  # the least recently used is evicted first
         if len(self._affinities) > MAX_AFFINITIES:
             self._affinities.popitem(last=False)
 

@@ -1,6 +1,6 @@
-"""Calls of a generator that knows nothing of the gateway: which rollout they are of is known once a sample has them.
+"""Trace calls of a generator that does not know the gateway; their rollout is unknown until a sample contains them.
 
-Until then their spans wait here. What lasts long is noted at once all the same, of no rollout yet.
+Their spans are kept here until then. Long spans are noted at once, without a rollout.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from forebay.telemetry.tracing.tracer import Tracer
 
 
 class CallSpans:
-    """The spans of one call, as ``begin`` has them made. ``step`` is that of the run when it began."""
+    """The spans of one call, created through ``begin``. ``step`` is the run's step when the call began."""
 
     def __init__(self, tracer: Tracer, step: int) -> None:
         self.run_id = tracer.run_id
@@ -34,11 +34,11 @@ class CallSpans:
         self._id = new_span_id()
 
     def begin(self) -> AttemptTrace:
-        """What makes the spans, as if the call were a rollout."""
-        # Kept whatever the share: of which group it is, and so whether its spans are, turns out later.
+        """Return the trace that creates the spans, as if the call were a rollout."""
+        # Kept regardless of the rate: the group, which decides whether spans are kept, is known only later.
         return AttemptTrace(self, uid="", group="", attempt=0, begun=self.begun, id=self._id)
 
-    # --- what that asks of whoever takes its records
+    # --- interface that ``AttemptTrace`` expects of a tracer
 
     def now(self) -> int:
         return self._tracer.now()
@@ -52,21 +52,21 @@ class CallSpans:
     def watch(self, scope: Scope) -> None:
         self._tracer.watch(scope)
 
-    # --- whose they are
+    # --- assignment to a rollout
 
     def release(self) -> None:
-        """No further sample will have the call: its spans are the run's, unless one has it."""
+        """Write the spans as the run's unless a sample claimed them: no further sample will contain the call."""
         self._is_released = True
         spans, self._spans = self._spans, []
         for span in () if self._is_claimed else spans:
             self.write(msgspec.structs.replace(span, up="" if span.up == self._id else span.up))
 
     def claim(self, attempt: AttemptTrace, number: int, turn: Turn) -> None:
-        """It is the turn ``number`` of a rollout: ``turn``, the choice that the rollout's sample has."""
+        """Assign the call to turn ``number`` of a rollout; ``turn`` is the choice in the rollout's sample."""
         whole = next((span for span in self._spans if span.name == "turn"), None)
         if whole is None:
             return
-        # Of several choices one rollout gets the ids; the engine may have been told them.
+        # If several rollouts claim choices of the call, one keeps the ids, which the engine may have received.
         ids = {span.id: new_span_id() if self._is_claimed else span.id for span in self._spans}
         self._is_claimed = True
         at = {**whole.at, "versions": versions_of([turn]), "finish_reason": turn.finish_reason}
@@ -79,11 +79,11 @@ class CallSpans:
 
 
 Calls = Sequence[tuple[CallSpans, Turn]]
-"""The calls of one conversation, in order, and of each the choice that it went on with."""
+"""The calls of one conversation, in order, each with the choice that the conversation continued."""
 
 
 class CapturedRollout:
-    """A sample that such a generator writes, with the calls in which its messages were found. Its write begins."""
+    """A sample written by such a generator, with the calls that contain its messages. Starts timing its write."""
 
     def __init__(self, tracer: Tracer, sample: Mapping[str, Any], calls: Calls) -> None:
         """Raises ``ValueError`` for a sample without a usable ``uid`` and ``instance_id``."""
@@ -94,7 +94,7 @@ class CapturedRollout:
         self._write_began = tracer.now()
 
     def written(self, reply: ServerReply) -> None:
-        """The server has answered: the rollout is over."""
+        """Complete the rollout after the server's reply."""
         group, epoch, slot = _place(reply, self._instance)
         begun, step = min(call.begun for call, _ in self._calls), self._calls[0][0].step
         attempt = self._tracer.attempt(self._uid, group, 0, begun=begun)
@@ -109,7 +109,7 @@ class CapturedRollout:
 
 
 def _place(reply: ServerReply, instance: InstanceId) -> tuple[str, int, int]:
-    """Group, epoch and slot of a sample, as the server says; those of the first epoch where it does not."""
+    """Return group, epoch and slot of a sample from the server's reply; those of the first epoch by default."""
     with suppress(ValueError):
         group, epoch, slot = reply.headers.get(PLACE_HEADER.lower(), "").split()
         return group, int(epoch), max(0, int(slot))
@@ -120,4 +120,4 @@ def _names(sample: Mapping[str, Any]) -> tuple[str, InstanceId]:
     uid, instance = sample.get("uid"), sample.get("instance_id")
     if isinstance(uid, str | int | float) and isinstance(instance, str | int | float):
         return read_uid(uid), read_instance_id(instance)
-    raise ValueError("a sample has a uid and an instance_id")
+    raise ValueError("a sample needs a uid and an instance_id")

@@ -1,7 +1,7 @@
-"""Which conversation a call, a sample or a row of a captured run belongs to, found by digests of messages.
+"""Find the conversation that a call, a sample or a row of a captured run belongs to, by digests of messages.
 
-``RowPrompts`` knows the beginnings of conversations by instance; ``TurnStore`` keeps recorded turns by the conversation
-that each ends, until a sample with the same messages takes them.
+``RowPrompts`` maps instances to the beginnings of conversations. ``TurnStore`` keeps recorded turns, keyed by the
+conversation that each ends, until a sample with the same messages takes them.
 """
 
 from array import array
@@ -28,16 +28,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 def digests(messages: Sequence[Any]) -> Iterator[int]:
-    """A number for each beginning of a conversation: of one message, of two, and so on."""
+    """Yield a digest of each prefix of a conversation: of one message, of two, and so on."""
     digest = b""
-    # Each digest is made of the one before: all beginnings together cost no more than the whole.
+    # Each digest extends the previous one, so all prefixes together cost no more than the whole.
     for message in messages:
         digest = blake2b(digest + _encode(_plain(message)), digest_size=NUM_BYTES).digest()
         yield int.from_bytes(digest, "big")
 
 
 def beginnings(messages: object) -> set[int]:
-    """Those of a call, also without the system messages that a generator may have put before a row's prompt."""
+    """Return the prefixes of a call, with and without system messages that a generator may have prepended."""
     if not isinstance(messages, list):
         return set()
     first = next((n for n, message in enumerate(messages) if _role(message) != "system"), 0)
@@ -45,7 +45,7 @@ def beginnings(messages: object) -> set[int]:
 
 
 def _plain(message: object) -> list[Any]:
-    """What makes two messages the same: blanks around a text, ids and fields without a value do not count."""
+    """Return the identity of a message: surrounding whitespace, ids and empty fields do not count."""
     if not isinstance(message, Mapping):
         return [message]
     calls = message.get("tool_calls")
@@ -64,17 +64,17 @@ def _text(content: object) -> object:
 
 
 class RowPrompts:
-    """The prompt of every instance of an input file, in 16 bytes each."""
+    """The prompts of all instances of an input file, in 16 bytes each."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the file; lines that are no rows are left out. Raises ``OSError``."""
-        # Two arrays and a binary search: a dict of a million rows would take ten times as much.
+        """Read the file, skipping invalid lines. Raises ``OSError``."""
+        # Two arrays and a binary search: a dict of a million rows would take ten times the memory.
         pairs = sorted(_pairs(path))
         self._instances = array("Q", (instance for instance, _ in pairs))
         self._prompts = array("Q", (prompt for _, prompt in pairs))
 
     def of(self, instance_id: InstanceId) -> int | None:
-        """The digest of its prompt; None for an instance that the file has not."""
+        """Return the digest of the instance's prompt; None if the file lacks the instance."""
         wanted = _instance(instance_id)
         at = bisect_left(self._instances, wanted)
         return self._prompts[at] if at < len(self._instances) and self._instances[at] == wanted else None
@@ -92,41 +92,41 @@ def _pairs(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _instance(instance_id: InstanceId) -> int:
-    # As JSON, in which ``1`` is not ``"1"``.
+    # Encoded as JSON, in which ``1`` differs from ``"1"``.
     return int.from_bytes(blake2b(_encode(instance_id), digest_size=NUM_BYTES).digest(), "big")
 
 
 class _Kept(msgspec.Struct, eq=False):
     turn: Turn
     call: CallSpans | None
-    """The spans of the call that brought it."""
+    """The spans of its call."""
     place: int
-    """The digest of its messages with the reply at their end."""
+    """The digest of its messages including the reply."""
     until_s: float
 
 
 class Taken(NamedTuple):
-    """The fields that the turns of a conversation give a sample of its tokens, and the calls that brought them."""
+    """Token fields for a sample from the turns of a conversation, and the calls of these turns."""
 
     fields: Json
     calls: Calls
 
 
 class TurnStore:
-    """Turns until a sample takes them, or they are too old. ``now_s`` grows from call to call."""
+    """Keeps turns until a sample takes them or they are too old. ``now_s`` must not decrease between calls."""
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
         self._by_place: dict[int, list[_Kept]] = defaultdict(list)
         self._by_age: dict[_Kept, None] = {}
-        """The oldest first."""
+        """Oldest first."""
 
     def __len__(self) -> int:
         return len(self._by_age)
 
     def add(self, turn: Turn, now_s: float, call: CallSpans | None = None) -> None:
-        """Keep a turn."""
-        # The digest of the whole conversation stands for it: a sample's messages up to a reply have the same.
+        """Store a turn."""
+        # Keyed by the digest of the whole conversation, which a sample's messages up to the reply share.
         *_, place = digests([*turn.messages, turn.reply])
         kept = _Kept(turn, call, place, now_s + self._keep_s)
         self._by_place[place].append(kept)
@@ -134,9 +134,9 @@ class TurnStore:
         self._forget(now_s)
 
     def take(self, messages: object) -> Taken | None:
-        """What the turns of a conversation say of its sample; they are kept no longer.
+        """Remove the turns of a conversation and return their token fields for its sample.
 
-        None if its last assistant message is no reply that was recorded.
+        None if its last assistant message is not a recorded reply.
         """
         turns = self._turns_of(messages) if isinstance(messages, list) else []
         if not turns:
@@ -156,7 +156,7 @@ class TurnStore:
         ]
         if not replies or replies[-1] not in self._by_place:
             return []
-        # Backwards: of several turns with the same messages, that one counts whose tokens the next turn goes on from.
+        # Backwards: of several turns with equal messages, choose the one whose tokens the next turn continues.
         chosen: list[_Kept] = []
         for place in reversed(replies):
             if kept := self._by_place.get(place):
@@ -182,7 +182,7 @@ def _release(kept: _Kept) -> None:
 
 
 def _best(kept: Sequence[_Kept], following: Turn | None) -> _Kept:
-    """One whose tokens the following turn's prompt goes on from, else the oldest."""
+    """Return the turn whose tokens the following prompt continues, otherwise the oldest."""
     if following is None or following.prompt_ids is None:
         return kept[0]
     prompt = following.prompt_ids

@@ -1,4 +1,4 @@
-"""What happened beside the record, counted by kind: left out of a call, passed on unread, or sampled unrecorded."""
+"""Count what the record does not contain, by kind: left out of a call, passed on unchecked, or sampled unrecorded."""
 
 import logging
 import re
@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable
 logger = logging.getLogger(__name__)
 
 MAX_KINDS = 100
-"""Names come from agents, and a report of a run holds a few hundred: further ones are counted together."""
+"""Kinds contain names from agents, and a run's report holds a few hundred: further kinds are counted as one."""
 MAX_LENGTH = 64
 OTHERS = "left_out_others"
 UNRECORDED = "unrecorded_"
 MEANING = {
     UNRECORDED: "its tokens are in no record",
-    "left_out_": "an engine's chat has no such thing: it was left out",
-    "passed_on_": "it was passed on as it is, for the engine to judge",
+    "left_out_": "an engine's chat has no equivalent, so it was left out",
+    "passed_on_": "it was passed on unchanged, for the engine to check",
 }
 
 
 class Notes:
-    """Those of one run. ``on_change`` is called after each change of ``counts``."""
+    """The notes of one run. ``on_change`` is called after each change of ``counts``."""
 
     def __init__(self, run_id: str, on_change: Callable[[], None]) -> None:
         self.counts: Counter[str] = Counter()
@@ -28,7 +28,7 @@ class Notes:
         self._on_change = on_change
 
     def add(self, kinds: Iterable[str], of_session: Counter[str]) -> None:
-        """Count what a call had, for the run and for its session; the log tells of each kind once."""
+        """Count kinds for the run and its session; each kind is logged once."""
         names = [self._name(kind) for kind in kinds]
         for name in names:
             if name not in self.counts:
@@ -44,4 +44,4 @@ class Notes:
 
     def _tell(self, name: str) -> None:
         meaning = next(words for prefix, words in MEANING.items() if name.startswith(prefix))
-        logger.warning("a call in run %s: %s: %s (it is counted from now on)", self._run_id, name, meaning)
+        logger.warning("a call in run %s: %s: %s (further ones are only counted)", self._run_id, name, meaning)

@@ -1,9 +1,9 @@
-"""Who may call the gateway: every key of the server, of runs and of rollouts is issued, found and revoked here.
+"""Access control of the gateway: issues, finds and revokes the keys of the server, of runs and of rollouts.
 
-- The server's own key comes with the spec of the process; it registers runs and ends them.
+- The server's key comes with the process's spec; it registers and ends runs.
 - A run's key comes with its registration; it opens, shows and closes rollouts of that run.
-- A rollout's key is made here when it is opened; its agent calls with it until the rollout is closed, or forgotten.
-- A captured run has a secret in place of keys: it is a part of the addresses that its generator is given.
+- A rollout's key is made when the rollout is opened; its agent uses it until the rollout is closed or forgotten.
+- A captured run has a secret instead of keys: it is part of the addresses given to its generator.
 """
 
 import asyncio
@@ -29,28 +29,28 @@ REOPENED = "it was opened again"
 CLOSED = "it was closed"
 
 KEEP_S = 600.0
-"""A rollout that nobody closes is forgotten so long after its deadline."""
+"""Seconds after its deadline when a rollout that was never closed is forgotten."""
 LOOK_S = 1.0
-"""So often, at most, is looked whether a rollout with a deadline that does not move on can be forgotten."""
+"""Minimum seconds between checks whether a rollout with a paused deadline can be forgotten."""
 
 
 def key_of(request: Request) -> str:
-    """The key that a request carries; empty if there is none."""
+    """Return the key of a request; empty if it has none."""
     authorization = request.headers.get("authorization", "")
     if authorization[: len(BEARER)].lower() == BEARER:
         return authorization[len(BEARER) :].strip()
-    if authorization[: len(BASIC)].lower() == BASIC:  # of an address with the key as its password
+    if authorization[: len(BASIC)].lower() == BASIC:  # from a URL with the key as its password
         with suppress(ValueError):
             return b64decode(authorization[len(BASIC) :]).decode().partition(":")[2]
-    # Anthropic's clients send their key under this name unless they are given an "auth token".
+    # Anthropic's clients use this header unless they are given an "auth token".
     return request.headers.get("x-api-key", "")
 
 
 class RunRegistry:
-    """The runs that the server has registered, and the rollouts that they opened, by the digests of their keys."""
+    """The registered runs and their open rollouts, by the digests of their keys."""
 
     def __init__(self, control_key: str, watch: StallWatch) -> None:
-        """``watch`` sees when the event loop stands still, which every run's trace tells."""
+        """``watch`` detects stalls of the event loop, which every run's trace reports."""
         self.runs: dict[str, GatewayRun] = {}
         self._control_digest = _digest(control_key)
         self._runs_by_key: dict[bytes, GatewayRun] = {}
@@ -59,7 +59,7 @@ class RunRegistry:
         self._watch = watch
         self._ending = TaskSet()
 
-    # --- finding who calls
+    # --- identifying callers
 
     def check_server(self, key: str) -> None:
         """Raise ``Unauthorized`` unless the key is the server's."""
@@ -67,14 +67,14 @@ class RunRegistry:
             raise Unauthorized("only the server may call this")
 
     def run_of(self, key: str) -> GatewayRun:
-        """The run that a key opens rollouts of. Raises ``Unauthorized``."""
+        """Return the run whose rollouts a key can open. Raises ``Unauthorized``."""
         run = self._runs_by_key.get(_digest(key))
         if run is None:
-            raise Unauthorized("this is no run's gateway key", hint="POST /w/{run_key}/gateway at the server tells it")
+            raise Unauthorized("unknown gateway key", hint="get a run's key from POST /w/{run_key}/gateway at the server")
         return run
 
     def agent(self, name: str, key: str) -> tuple[GatewayRun, Session]:
-        """Who calls below ``/gateway/{name}/``: ``name`` is a rollout's id that goes with ``key``, or a run's secret.
+        """Identify the caller below ``/gateway/{name}/``: ``name`` is the rollout id of ``key``, or a run's secret.
 
         Raises ``WrongKey``.
         """
@@ -89,9 +89,9 @@ class RunRegistry:
     # --- runs
 
     async def register(self, run_id: str, registration: RegisterRun) -> None:
-        """Make a run known. The same registration once more changes nothing; with another one the run begins afresh.
+        """Register a run. An equal registration changes nothing; a different one restarts the run at the gateway.
 
-        Another start of its process, which is recorded elsewhere, ends no call of the one before.
+        If only the trace differs, after a restart of the run's process, calls in flight continue.
         """
         known = self.runs.get(run_id)
         if known is not None and known.registration.model_copy(update={"trace": registration.trace}) == registration:
@@ -107,11 +107,11 @@ class RunRegistry:
             self._captured_by_secret[_digest(registration.capturing.secret)] = run
 
     async def forget(self, run_id: str) -> None:
-        """End a run: its keys are refused from now on, its calls are aborted. An unknown run is no error."""
+        """End a run: revoke its keys and abort its calls. An unknown run is ignored."""
         run = self.runs.pop(run_id, None)
         if run is None:
             return
-        # All keys go before the first await: nobody can begin a call while the others are being ended.
+        # All keys are revoked before the first await, so that no call can begin while the others are being ended.
         del self._runs_by_key[_digest(run.registration.key)]
         sessions, rollouts = run.sessions, list(run.rollouts.values())
         for rollout in rollouts:
@@ -127,7 +127,7 @@ class RunRegistry:
         for rollout in rollouts:
             await rollout.given_up(ABORTED)
         await run.trace.close()
-        # Not awaited: engines that are busy with other calls are sent the same aborts for some seconds.
+        # Not awaited, because aborts are repeated for some seconds at engines that are busy with other calls.
         self._ending.start(run.__aexit__(None, None, None))
 
     async def aclose(self) -> None:
@@ -139,7 +139,7 @@ class RunRegistry:
     # --- rollouts
 
     def open(self, run: GatewayRun, body: OpenRollout) -> OpenedRollout:
-        """Open a rollout; one of the same id, of an attempt that is gone, ends. Raises ``InvalidInput``."""
+        """Open a rollout; ends an earlier attempt with the same id. Raises ``InvalidInput``."""
         key = secrets.token_urlsafe(24)
         rollout = OpenedRollout(run.run_id, body, key, run.pool, run.clock, run.trace.opened(body))
         earlier = run.rollouts.get(body.rollout_id)
@@ -151,22 +151,22 @@ class RunRegistry:
         return rollout
 
     def rollout(self, run: GatewayRun, rollout_id: str) -> OpenedRollout:
-        """An open rollout of the run. Raises ``NotFound``."""
+        """Return an open rollout of the run. Raises ``NotFound``."""
         rollout = run.rollouts.get(rollout_id)
         if rollout is None:
             raise _not_open(run, rollout_id)
         return rollout
 
     async def close(self, run: GatewayRun, rollout_id: str) -> bytes:
-        """Revoke a rollout's key and abort its calls; its record as JSON once the last one has ended.
+        """Revoke a rollout's key and abort its calls. Returns its record as JSON once the last call has ended.
 
-        The same for some minutes to a caller who asks again, because the first answer was lost. Raises ``NotFound``.
+        Repeated calls return the same record for some minutes, in case the first reply was lost. Raises ``NotFound``.
         """
         rollout = run.rollouts.get(rollout_id)
         if rollout is not None:
             self._revoke(run, rollout, CLOSED)
             run.report_now()
-            # The record is made in a task of the run's: the caller that began the closing may go away meanwhile.
+            # Made in a task of the run, because the caller may disconnect meanwhile.
             run.closed.add(rollout_id, run.tasks.start(rollout.final_record()))
         record = await run.closed.record(rollout_id)
         if record is None:
@@ -178,12 +178,12 @@ class RunRegistry:
         if left_s <= 0:
             self._give_up(run, rollout, CLOSED, ABORTED)
         else:
-            # The event loop's clock goes on while the run's may stop: after the wait there can be time left again.
+            # The run's clock may be paused while the event loop's runs, so time may be left after the wait.
             wait_s = max(left_s, LOOK_S)
             rollout.expiry = asyncio.get_running_loop().call_later(wait_s, self._expire, run, rollout)
 
     def _give_up(self, run: GatewayRun, rollout: OpenedRollout, reason: str, ending: str) -> None:
-        """Nobody will close it."""
+        """End a rollout that will not be closed."""
         self._revoke(run, rollout, reason)
         run.tasks.start(rollout.given_up(ending))
 
@@ -192,16 +192,16 @@ class RunRegistry:
             return
         if rollout.expiry is not None:
             rollout.expiry.cancel()
-        # Its id may stand for another rollout by now, opened while this one was being closed.
+        # The id may belong to a newer rollout, opened while this one was being closed.
         if run.rollouts.get(rollout.rollout_id) is rollout:
             del run.rollouts[rollout.rollout_id]
         run.end(rollout.session, reason)
 
 
 def _not_open(run: GatewayRun, rollout_id: str) -> NotFound:
-    return NotFound(f"run {run.run_id!r} has no open rollout {rollout_id!r}", hint="it may be closed already")
+    return NotFound(f"run {run.run_id!r} has no open rollout {rollout_id!r}", hint="it may already be closed")
 
 
 def _digest(key: str) -> bytes:
-    # How long it takes to find or to compare a digest tells nothing about the key behind it.
+    # Hashed, so that the time to find or compare a digest reveals nothing about the key.
     return sha256(key.encode("utf-8", "surrogatepass")).digest()

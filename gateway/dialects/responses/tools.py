@@ -1,8 +1,8 @@
-"""The tools of a Responses request, and the functions of a chat that stand for them.
+"""The tools of a Responses request, mapped to functions of a chat.
 
-A custom tool becomes a function that takes one text. A function of a namespace becomes ``namespace__function``, as
-SGLang's own route names it where it can; a call of it goes out under its namespace again, and comes back so in the
-next history. So the model always reads the name that it sampled.
+A custom tool becomes a function that takes one text. A function of a namespace becomes ``namespace__function``, the
+name that SGLang's own route also uses where possible. Calls of it are returned under the namespace, and the next
+history contains them so; the model always reads the name that it sampled.
 """
 
 import json
@@ -29,7 +29,7 @@ CHOICES = ("auto", "required", "none")
 
 
 class FunctionTool(LenientModel):
-    """A function of the client."""
+    """A function tool of the client."""
 
     type: Literal["function"]
     name: str
@@ -40,7 +40,7 @@ class FunctionTool(LenientModel):
 
 
 class CustomTool(LenientModel):
-    """A tool of the client that takes a text."""
+    """A tool of the client whose input is a text."""
 
     type: Literal["custom"]
     name: str
@@ -55,7 +55,7 @@ MemberTool = Annotated[
 
 
 class NamespaceTool(LenientModel):
-    """Tools under a common name."""
+    """A group of tools under a common name."""
 
     type: Literal["namespace"]
     name: Annotated[str, Field(min_length=1)]
@@ -73,7 +73,7 @@ Tool = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class FlatTool:
-    """A tool as the model is offered it: under one flat name."""
+    """A tool as offered to the model, under one flat name."""
 
     flat_name: str
     tool: FunctionTool | CustomTool
@@ -81,18 +81,18 @@ class FlatTool:
 
     @property
     def is_custom(self) -> bool:
-        """Whether it takes a text."""
+        """Whether its input is a text."""
         return isinstance(self.tool, CustomTool)
 
     @property
     def name_fields(self) -> Fields:
-        """How a call names it."""
+        """Return the name fields of a call to it."""
         own: Fields = {"name": self.tool.name}
         return own if self.namespace is None else {**own, "namespace": self.namespace.name}
 
     @property
     def definition(self) -> Fields:
-        """What the model reads of it: to the word what SGLang's own Responses route makes of it."""
+        """Return the definition for the prompt, identical to that of SGLang's own Responses route."""
         tool = self.tool
         function = {
             "name": self.flat_name,
@@ -114,14 +114,14 @@ class FlatTool:
 def _custom_description(tool: CustomTool) -> str | None:
     parts = [tool.description] if tool.description else []
     if tool.format and tool.format.get("type") == "grammar":
-        # The model reads of the grammar; nothing enforces it.
+        # The grammar is only described to the model, not enforced.
         syntax, definition = tool.format.get("syntax") or "lark", tool.format.get("definition") or ""
         parts.append(f"The payload must conform to this {syntax} grammar:\n{definition}")
     return "\n\n".join(parts) or None
 
 
 class OfferedTools:
-    """All tools of a request. Of a namespace's functions, those whose flat name another tool has are left out."""
+    """All tools of a request. A namespace's function is left out if another tool has its flat name."""
 
     def __init__(self, tools: Sequence[FunctionTool | CustomTool | NamespaceTool]) -> None:
         plain = {tool.name for tool in tools if not isinstance(tool, NamespaceTool)}
@@ -139,27 +139,27 @@ class OfferedTools:
                     self.num_left_out += 1
 
     def get(self, name: str) -> FlatTool | None:
-        """The tool that a call of the model means."""
+        """Return the tool that a call of the model names, or None."""
         return next((offered for offered in self.all if offered.flat_name == name), None)
 
     def name_fields(self, name: str) -> Fields:
-        """How a call of the model names its tool to the client; one that is not offered goes by the model's word."""
+        """Return the client's name fields for a call of the model; the model's own name for an unknown tool."""
         offered = self.get(name)
         return offered.name_fields if offered is not None else {"name": name}
 
     def is_custom(self, name: str) -> bool:
-        """Whether a call of the model is given as a text."""
+        """Whether the model's call is returned with a text."""
         offered = self.get(name)
         return offered is not None and offered.is_custom
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """The one name that the model knows a tool by."""
+    """Return the name under which the model knows a tool."""
     return f"{namespace}__{name}" if namespace else name
 
 
 def known_tools(tools: object, unknown: UnknownFieldLog) -> object:
-    """The tools that can be offered, as they came."""
+    """Return the tools that can be offered, unchanged."""
     kept = unknown.known_tools(tools if tools is not None else [], KINDS)
     if not isinstance(kept, list):
         return kept
@@ -172,21 +172,21 @@ def known_tools(tools: object, unknown: UnknownFieldLog) -> object:
 
 
 def known_choice(choice: object, *, has_tools: bool, were_tools: bool, unknown: UnknownFieldLog) -> object:
-    """The choice that an engine can be held to. What it cannot force is left to the model, or to any tool."""
+    """Return a choice that an engine can enforce. Unsupported choices become ``auto`` or ``required``."""
     known = choice
     if isinstance(choice, Mapping) and (choice.get("type") not in MEMBER_KINDS or not choice.get("name")):
         known = "required" if choice.get("type") == "allowed_tools" and choice.get("mode") == "required" else "auto"
     elif isinstance(choice, str) and choice not in CHOICES:
         known = "auto"
     if known not in (None, "auto", "none") and were_tools and not has_tools:
-        known = "auto"  # none of the tools that it is about is left
+        known = "auto"  # all tools that it refers to were left out
     if known != choice:
         unknown.left_out("tool_choice")
     return known
 
 
 def chat_choice(choice: str | Fields, tools: OfferedTools) -> str | Fields:
-    """``tool_choice`` of the chat. Raises ``ProtocolRefused`` for a call of what is not there."""
+    """Return ``tool_choice`` of the chat. Raises ``ProtocolRefused`` for an undeclared tool."""
     if isinstance(choice, str):
         if choice == "required" and not tools.all:
             raise ProtocolRefused('tool_choice="required" requires at least one tool', param="tool_choice")
@@ -199,11 +199,11 @@ def chat_choice(choice: str | Fields, tools: OfferedTools) -> str | Fields:
 
 
 def custom_arguments(text: str) -> str:
-    """The arguments of the function that stands for a custom tool."""
+    """Return the function arguments of a custom tool's input."""
     return arguments_text({INPUT: text})
 
 
 def custom_input(arguments: str) -> str:
-    """The text in such arguments; all of them where the model did not keep to the form."""
+    """Return the custom tool's input from function arguments; all of them if the model used another format."""
     given = arguments_object(arguments) or {}
     return given[INPUT] if isinstance(given.get(INPUT), str) else arguments
