@@ -1,6 +1,6 @@
-"""What the server sends to its gateway process first.
+"""The first message from the server to its gateway process.
 
-The one module of the gateway that the server imports, and so apart from what only the process needs.
+The server imports only this module of the gateway, so it must not import what only the gateway process needs.
 """
 
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from forebay.web.connection_limits import ConnectionLimits
 
 @dataclass(frozen=True, slots=True)
 class GatewaySpec:
-    """The settings of a gateway process; it holds a secret, so it goes neither by argv nor by environment."""
+    """The settings of a gateway process. They contain a secret, so they are passed by neither argv nor environment."""
 
     control_key: str
-    """Opens the routes by which the server registers runs."""
+    """Key for the routes with which the server registers runs."""
     url: str
-    """Under which the gateway is reached by agents."""
+    """Address at which agents reach the gateway."""
     max_body_bytes: int
     max_bodies_bytes: int
     max_engine_reply_bytes: int = 64 << 20
@@ -24,4 +24,4 @@ class GatewaySpec:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     log_level: str = "info"
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Runs that are known from the start, by id: bodies of ``PUT /gateway/runs/{run_id}``."""
+    """Initially known runs, by id: bodies of ``PUT /gateway/runs/{run_id}``."""

@@ -1,7 +1,7 @@
-"""A streamed call of an agent: read to its end by a task of its own, passed on as it comes, recorded.
+"""A streamed call of an agent: its own task reads it to the end, forwards it chunk by chunk, and records it.
 
-Two tasks share a ``ChunkQueue``: one reads the engine, feeds the record and fills the queue; the one of the agent's
-request empties it. So the record has the stream's end also if the agent is slow, or gone.
+Two tasks share a ``ChunkQueue``: one reads the engine, feeds the record and fills the queue; the agent's request
+empties it. So the record contains the end of the stream even if the agent is slow or gone.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from forebay.gateway.refusals import EngineLost
 from forebay.telemetry.tracing.spans import SpanHandle
 
 DRAIN_S = 3.0
-"""How long the rest of a stream is read after its agent has gone: SGLang ends an aborted one within milliseconds."""
+"""Seconds to read the rest of a stream after its agent has gone: SGLang ends an aborted one within milliseconds."""
 
 
 class ChunkQueue:
-    """Chunks that wait to be passed on: a slow agent does not hold up the reading, nor the engine."""
+    """Chunks that wait to be forwarded, so that a slow agent delays neither the reader nor the engine."""
 
     def __init__(self) -> None:
         self.is_begun = False
-        """Whether there was a chunk."""
+        """Whether there was any chunk."""
         self._chunks: list[Json] = []
         self._news = asyncio.Event()
         self._is_closed = False
@@ -43,12 +43,12 @@ class ChunkQueue:
         self._news.set()
 
     def close(self, *_: object) -> None:
-        """There will be no more."""
+        """Mark the end of the stream."""
         self._is_closed = True
         self._news.set()
 
     async def take(self) -> list[Json]:
-        """All chunks that have come since the last time; waits for one. Empty at the end."""
+        """Wait for chunks and return all that arrived since the last call. Empty at the end."""
         await self._news.wait()
         taken, self._chunks = self._chunks, []
         if not self._is_closed:
@@ -58,7 +58,7 @@ class ChunkQueue:
 
 @dataclass(frozen=True, slots=True)
 class _OpenStream:
-    """A stream that an engine is answering with."""
+    """A stream that an engine is sending."""
 
     recording: StreamRecording
     request: EngineRequest
@@ -71,10 +71,10 @@ class ChatCall(EngineCall):
     _open: _OpenStream | None = None
 
     async def stream(self, body: Json) -> AsyncGenerator[list[Json], None]:
-        """The chunks of the answer to a chat, those together that have come meanwhile.
+        """Yield the chunks of the answer to a chat, in batches of those that have arrived.
 
-        Raises as ``whole`` does, ``EngineLost`` and ``Over`` in the middle too. If it is closed before its end, the
-        engine is stopped, and what it had sampled by then is recorded.
+        Raises as ``whole`` does; ``EngineLost`` and ``Over`` also in the middle. If the generator is closed early, the
+        engine is stopped, and the tokens sampled by then are recorded.
         """
         queue = ChunkQueue()
         reading = asyncio.create_task(self._read(CallRecording(body, self.session.prepared(body)), queue))
@@ -89,7 +89,7 @@ class ChatCall(EngineCall):
                 self._leave(reading)
 
     def _leave(self, reading: "asyncio.Task[None]") -> None:
-        """The agent is gone."""
+        """Stop the stream, because the agent is gone."""
         self.is_left = True
         if self._open is None:
             reading.cancel()
@@ -97,9 +97,9 @@ class ChatCall(EngineCall):
         self._open.recording.stop()
         target, rid = self._open.request.target, self._open.request.rid
         if target.is_sglang:
-            # An aborted stream ends with the ids of all its tokens: it is read on for them.
+            # An aborted stream ends with the ids of all its tokens, so reading continues until then.
             self._run.abandon(target.url, rid)
-        # Other engines know no abort, and no ids at the end: their reading ends at once.
+        # Other engines support no abort and send no ids at the end: stop reading at once.
         self.session.leave(self._limit, DRAIN_S if target.is_sglang else 0.0)
 
     async def _read(self, recording: CallRecording, queue: ChunkQueue) -> None:
@@ -128,7 +128,7 @@ class ChatCall(EngineCall):
                 if not self.is_left:
                     check_has_choice(stream.is_begun)
             except asyncio.CancelledError:
-                # SGLang's turns come from the end of the stream; of others there is only what was read by now.
+                # SGLang's turns need the end of the stream; for other engines, record what was read so far.
                 if self.is_left and not request.target.is_sglang:
                     self.choices = begun = _begun(stream.turns())
                     request.span.end(begun)
@@ -137,7 +137,7 @@ class ChatCall(EngineCall):
             return self._open
 
     async def _end(self, recording: CallRecording, opened: _OpenStream, queue: ChunkQueue) -> None:
-        """Record the stream, and pass its last chunks on."""
+        """Record the stream and forward its last chunks."""
         stream = opened.recording
         seen = self.choices = stream.turns()
         opened.request.span.end(seen)
@@ -150,14 +150,14 @@ class ChatCall(EngineCall):
             self.turns.add(turns)
             last = stream.end(seen, turns, logprobs)
         else:
-            # What is asked for the record alone takes an engine's time: the agent does not wait for it.
+            # Completing the record takes an engine's time, and the agent does not wait for it.
             self.turns.add_later(completed)
             last = stream.end(seen, seen, {})
         for chunk in last:
             queue.put(chunk)
 
     async def _completed(self, request: EngineRequest, turns: list[Turn]) -> list[Turn]:
-        """The turns with what SGLang does not say in a stream: versions, and logprobs of tokens without text."""
+        """Complete the turns with what SGLang omits in a stream: versions, and logprobs of tokens without text."""
         pool, turn = self._run.pool, self._up
         if not request.target.is_sglang or not turns:
             return pool.judged(request.key, turns)
@@ -170,7 +170,7 @@ class ChatCall(EngineCall):
             version_of=self._version_of,
         )
         if isinstance(turn, SpanHandle):
-            turn.set(versions=versions_of(completed))  # it may have ended: the rollout's summary has them all the same
+            turn.set(versions=versions_of(completed))  # also after its end, for the rollout's summary
         return pool.judged(request.key, completed)
 
     async def _version_of(self, _: httpx.AsyncClient, url: str) -> str | None:
@@ -178,18 +178,18 @@ class ChatCall(EngineCall):
 
 
 def _begun(turns: Sequence[Turn]) -> list[Turn]:
-    """Those of which anything was read."""
+    """Return the turns of which anything was read."""
     return [turn for turn in turns if turn.sampled_ids or (turn.sampled_ids is None and turn.reply.get("content"))]
 
 
 def _retrieve_error(reading: "asyncio.Task[None]") -> None:
-    # A call that nobody waits for has its error in the record: asyncio must not log it as never retrieved.
+    # The record has the error of a call that is not awaited: asyncio must not log it as never retrieved.
     if not reading.cancelled():
         reading.exception()
 
 
 def _chunk(data: bytes) -> Json:
-    """One event of a stream. Raises ``EngineLost`` for an error in the middle, ``EngineError`` for what is no chunk."""
+    """Decode one event. Raises ``EngineLost`` for an error of the engine, ``EngineError`` for a malformed chunk."""
     chunk = read_chunk(data)
     if chunk.get("error"):
         raise EngineLost(f"the engine ended the stream: {chunk['error']!r:.500}")

@@ -1,6 +1,6 @@
-"""Completions of a text, and embeddings: passed on to the engine, within the bounds of the rollout, and not recorded.
+"""Text completions and embeddings: forwarded to the engine within the rollout's limits, and not recorded.
 
-A sample is a conversation of messages, which neither of both is. The rollout's ``notes`` count them.
+A sample is a conversation of messages, which these are not. The rollout's ``notes`` count them.
 """
 
 from contextlib import suppress
@@ -32,17 +32,17 @@ _decode = msgspec.json.Decoder(Json).decode
 
 
 class UnrecordedCall(EngineCall):
-    """One such call of a session, as an ASGI application. Use it once."""
+    """One unrecorded call of a session, as an ASGI application. Use it once."""
 
     def __init__(
         self, run: GatewayRun, session: Session, path: str, body: Json, traceparent: str | None = None
     ) -> None:
         super().__init__(run, session, traceparent)
         self._path = path
-        # An embedding samples nothing that could be bounded.
+        # An embedding samples no tokens to limit.
         self._body = session.prepared(body) if path == COMPLETIONS else body
         self._is_begun = False
-        """Whether anything of the reply has gone out."""
+        """Whether any part of the reply was sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -68,10 +68,10 @@ class UnrecordedCall(EngineCall):
             await raw_reply(reply.status, _cleaned(reply.content), self._shown(reply.headers))(scope, receive, send)
 
     async def _asked(self, send: Send) -> EngineReply | None:
-        """The engine's whole reply; None for a stream, which has gone out. Raises ``EngineUnavailable``."""
+        """Return the engine's whole reply; None for a stream, which was forwarded. Raises ``EngineUnavailable``."""
         with self.session.trace.engine_wait(self._up):
             member, rid = await self.session.choose_engine(), self.session.next_rid()
-        # Under a name of its own the engine can be told to stop it.
+        # The `rid` makes the request abortable.
         body = {**self._body, "rid": rid} if member.server.is_sglang else self._body
         async with self._reply(member, rid, self._path, body) as (incoming, span):
             check_status(incoming.status)
@@ -82,7 +82,7 @@ class UnrecordedCall(EngineCall):
                     span.end(path=self._path)
                     return None
             reply = await incoming.whole()
-            if reply.status in UNAVAILABLE_STATUSES:  # the engine rests, and the next one is asked
+            if reply.status in UNAVAILABLE_STATUSES:  # the engine backs off, and the next one is asked
                 raise status_error(member.server.url, reply.status, reply.content)
             span.end(path=self._path, status=reply.status)
         if reply.status >= HTTPStatus.BAD_REQUEST:
@@ -108,7 +108,7 @@ class UnrecordedCall(EngineCall):
 
 
 def _cleaned(content: bytes) -> bytes:
-    """A body, or the data of an event, whose metadata a strict client takes; anything else byte by byte."""
+    """Make the metadata of a body or event acceptable to strict clients; anything else stays byte for byte."""
     if b'"metadata"' in content:
         with suppress(msgspec.DecodeError):
             return encode(texts_only(_decode(content)))

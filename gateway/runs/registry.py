@@ -70,7 +70,7 @@ class RunRegistry:
         """Return the run whose rollouts a key can open. Raises ``Unauthorized``."""
         run = self._runs_by_key.get(_digest(key))
         if run is None:
-            raise Unauthorized("unknown gateway key", hint="get a run's key from POST /w/{run_key}/gateway at the server")
+            raise Unauthorized("unknown gateway key", hint="get the key from the server: POST /w/{run_key}/gateway")
         return run
 
     def agent(self, name: str, key: str) -> tuple[GatewayRun, Session]:

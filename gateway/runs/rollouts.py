@@ -1,6 +1,6 @@
-"""The rollouts that agents execute: key, session and record of an open one, and what is kept of those that are over.
+"""The rollouts of agents: key, session and record of an open one, and what is kept of finished ones.
 
-Kept are the records of those that were closed, and the names of those that came to their caps.
+The records of closed rollouts and the names of capped rollouts are kept.
 """
 
 import asyncio
@@ -26,27 +26,27 @@ from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
 from forebay.web.replies import encode
 
 ABORTED, RETRIED, CAPPED = "aborted", "retried", "broken"
-"""How a rollout ends whose record nobody wants: for good, because another attempt began, or at its cap."""
+"""Endings of a rollout without a final record: aborted, replaced by another attempt, or ended by its cap."""
 KEEP_S = 300.0
-"""Longer than a caller may wait for an answer that was lost without a word."""
+"""Longer than a caller may wait for a reply that was silently lost."""
 MAX_BYTES = 1 << 26
-"""Of all records that are kept for one run; the newest one is kept whatever its size."""
+"""Total size of the records kept for one run; the newest one is always kept."""
 MAX_NAMES = 10_000
-"""Newest capped ones that are kept: those before them have been told long since."""
+"""Number of the newest capped rollouts to keep; earlier ones were reported long ago."""
 
 
 class OpenedRollout:
-    """Between the opening of a rollout and its close."""
+    """A rollout from its opening until its close."""
 
     def __init__(
         self, run_id: str, body: OpenRollout, key: str, pool: EnginePool, clock: ActiveClock, trace: SessionTrace
     ) -> None:
-        """Raises ``InvalidInput`` for a ``rid_prefix`` by which other runs' calls might be aborted."""
+        """Raises ``InvalidInput`` for a ``rid_prefix`` that could abort the calls of other runs."""
         self.run_id = run_id
         self.rollout_id = body.rollout_id
         self.key = key
         self.expiry: asyncio.TimerHandle | None = None
-        """When it is forgotten if nobody closes it."""
+        """Timer that forgets the rollout if it is never closed."""
         self._notices = pool.notices
         self._trajectory = Trajectory(body.rollout_id)
         self.session = Session(
@@ -63,7 +63,7 @@ class OpenedRollout:
         )
 
     async def final_record(self) -> bytes:
-        """The record as JSON, once the last call has ended."""
+        """Return the record as JSON, once the last call has ended."""
         await self.session.wait_idle()
         record = await self.record()
         is_good = record["samples"] or not record["failures"]
@@ -71,12 +71,12 @@ class OpenedRollout:
         return encode(record)
 
     async def given_up(self, ending: str) -> None:
-        """Nobody asks for its record: it is over once its last call has ended."""
+        """End a rollout whose record is not needed, once its last call has ended."""
         await self.session.wait_idle()
         self.session.trace.end(ending, is_last=ending != RETRIED)
 
     async def record(self) -> dict[str, Any]:
-        """What its calls have come to so far: the samples, the one of the policy's newest turn last."""
+        """Return the record so far; the sample with the policy's newest turn is the last one."""
         await self.session.turns.drain()
         samples = self._trajectory.samples()
         return {
@@ -100,7 +100,7 @@ class OpenedRollout:
 def _rid_prefix(run_id: str, body: OpenRollout) -> str:
     of_run = run_rid_prefix(run_id)
     if body.rid_prefix is None:
-        # Of fixed length: engines abort by prefix, and "task-1" must not end the calls of "task-10".
+        # Fixed length, because engines abort by prefix and "task-1" must not match the calls of "task-10".
         return f"{of_run}{sha256(body.rollout_id.encode()).hexdigest()[:16]}-"
     if not body.rid_prefix.startswith(of_run):
         raise InvalidInput(f"rid_prefix must begin with {of_run!r}", field="rid_prefix")
@@ -114,44 +114,44 @@ class _Kept:
 
 
 class ClosedRollouts:
-    """The records of one run's rollouts, as JSON: those that are closing, and those that closed lately.
+    """The records of one run's closing and recently closed rollouts, as JSON.
 
-    A caller whom the answer did not reach asks again.
+    Callers that missed the reply ask again.
     """
 
     def __init__(self) -> None:
         self._closing: dict[str, asyncio.Task[bytes]] = {}
         self._kept: dict[str, _Kept] = {}
-        """The oldest first."""
+        """Oldest first."""
         self._num_bytes = 0
 
     def add(self, rollout_id: str, closing: "asyncio.Task[bytes]") -> None:
-        """A rollout is closing: in the end there will be its record."""
-        # What an earlier rollout of this id left would be answered to those who ask for this one.
+        """Add a closing rollout, whose task returns its record."""
+        # Drop the record of an earlier rollout with this id, which would be returned instead.
         self.forget(rollout_id)
         self._closing[rollout_id] = closing
         closing.add_done_callback(lambda _: self._keep(rollout_id, closing))
 
     async def record(self, rollout_id: str) -> bytes | None:
-        """The record, once there is one; None if nothing is known of the rollout, or not any more."""
+        """Return the record once it is complete; None if the rollout is unknown or its record has expired."""
         closing = self._closing.get(rollout_id)
         if closing is not None:
-            return await asyncio.shield(closing)  # this caller may leave: another one asks again
+            return await asyncio.shield(closing)  # this caller may disconnect, and another one may ask again
         self._trim()
         kept = self._kept.get(rollout_id)
         return kept.content if kept is not None else None
 
     def forget(self, rollout_id: str) -> None:
-        """Another rollout has its id now."""
+        """Drop the record, because a new rollout has the id."""
         self._closing.pop(rollout_id, None)
         self._drop(rollout_id)
 
     def _keep(self, rollout_id: str, closed: "asyncio.Task[bytes]") -> None:
-        if self._closing.get(rollout_id) is not closed:  # opened again, and perhaps closed again, meanwhile
+        if self._closing.get(rollout_id) is not closed:  # reopened, and perhaps closed again, in the meantime
             return
         del self._closing[rollout_id]
         if closed.cancelled() or closed.exception() is not None:
-            return  # nothing to keep: who waited for it got the error
+            return  # nothing to keep: the waiting callers got the error
         self._kept[rollout_id] = _Kept(closed.result(), time.monotonic() + KEEP_S)
         self._num_bytes += len(closed.result())
         self._trim()
@@ -160,7 +160,7 @@ class ClosedRollouts:
         now_s = time.monotonic()
         while self._kept:
             oldest = next(iter(self._kept))
-            # One record may be larger than all that is kept: it must be there for the caller that asks again.
+            # A single record may exceed the limit: it must still be available to a caller that asks again.
             is_too_much = self._num_bytes > MAX_BYTES and len(self._kept) > 1
             if not is_too_much and self._kept[oldest].until_s > now_s:
                 return
@@ -173,28 +173,28 @@ class ClosedRollouts:
 
 
 class CappedRollouts:
-    """Those that have come to their caps: whoever runs their agents asks for all of them at once.
+    """The capped rollouts of a run, which the process that runs their agents polls together.
 
-    They are numbered in the order in which they came there, from 1, and kept in memory only: a gateway that was
-    started again counts anew.
+    They are numbered from 1 in the order in which they reached their caps. The numbers are kept in memory only: a
+    restarted gateway counts from 1 again.
     """
 
     def __init__(self) -> None:
         self.num = 0
-        """So far."""
+        """Number of capped rollouts so far."""
         self._names: deque[str] = deque(maxlen=MAX_NAMES)
         self._changed = Signal()
 
     def add(self, rollout_id: str) -> None:
-        """One more."""
+        """Add a capped rollout."""
         self.num += 1
         self._names.append(rollout_id)
         self._changed.notify()
 
     async def after(self, number: int, limit_s: float) -> list[str]:
-        """Those that came after the ``number``-th; waits up to so many seconds for one.
+        """Return the rollouts capped after the first ``number``; waits up to ``limit_s`` seconds for one.
 
-        All of them where there are not so many: whoever asks has counted those of another process.
+        Returns all of them if ``number`` is too large, because it was counted by an earlier gateway process.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):

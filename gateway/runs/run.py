@@ -1,4 +1,4 @@
-"""A run as the gateway knows it: its engines, its way to the server, and the rollouts that it opened."""
+"""The gateway's state of a run: its engines, its connection to the server, and the rollouts that it opened."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -21,20 +21,20 @@ from forebay.gateway.runs.worker_versions import WorkerVersions
 from forebay.telemetry.tracing.stall_watch import StallWatch
 
 ABORT_AGAIN_S = 0.3
-"""An abort can miss a request that is on its way to the scheduler."""
+"""Pause before the second abort: the first can miss a request that is on its way to the scheduler."""
 REPORT_S = 0.5
-"""Counts are reported so long after they have changed."""
+"""Delay between a change of counts and their report."""
 TIMED_OUT = "timed_out"
 
 
 class GatewayRun:
-    """Enter it with ``async with``. Sessions must have ended before it is left."""
+    """One run. Enter it with ``async with``, and end its sessions before leaving it."""
 
     def __init__(self, run_id: str, registration: RegisterRun, watch: StallWatch) -> None:
         self.run_id = run_id
         self.registration = registration
         self.rollouts: dict[str, OpenedRollout] = {}
-        """The open ones, by id."""
+        """Open rollouts, by id."""
         self.closed = ClosedRollouts()
         self.capped = CappedRollouts()
         self.pool = EnginePool(
@@ -47,7 +47,7 @@ class GatewayRun:
         self.engine_http = EngineHttp(registration.api_key)
         self.versions = WorkerVersions(self.pool.weights_at)
         self.clock = ActiveClock(SystemClock())
-        """What deadlines count by: it stops while those of the run do."""
+        """Measures deadlines; it is paused while the run's deadlines are."""
         self.clock.run(True)
         self.trace = GatewayTrace(run_id, registration.trace, self.pool, watch)
         capturing = registration.capturing
@@ -55,7 +55,7 @@ class GatewayRun:
             None if capturing is None else RunCalls(run_id, capturing, self.pool, self.clock, self.trace)
         )
         self.tasks = TaskSet()
-        """What goes on beside the calls: aborts, reports, records that are being closed."""
+        """Background tasks: aborts, reports, and records of closing rollouts."""
         self.notes = Notes(run_id, self._report_soon)
         self._buffer = BufferLink(registration.buffer_url)
         self._stack = AsyncExitStack()
@@ -74,19 +74,19 @@ class GatewayRun:
     async def __aexit__(self, *_: object) -> None:
         assert self._following is not None
         self._following.cancel()
-        await asyncio.wait([self._following])  # it starts tasks: it ends before they are waited for
+        await asyncio.wait([self._following])  # it starts tasks, so it must end before they are awaited
         self.report_now()
-        await self.tasks.drain()  # before the connections go: aborts are sent over them
+        await self.tasks.drain()  # before the connections are closed, because aborts use them
         await self._stack.aclose()
 
     @property
     def sessions(self) -> list[Session]:
-        """Those that are not over."""
+        """Sessions that are not over."""
         captured = self.captured_calls.sessions if self.captured_calls is not None else ()
         return [*(rollout.session for rollout in self.rollouts.values()), *captured]
 
     def abandon(self, engine_url: str, rid: str) -> None:
-        """Nobody waits for a request any more: have its engine stop, in the background."""
+        """Abort a request in the background, because its client is gone."""
         self.tasks.start(self._abort(engine_url, rid))
 
     async def _abort(self, engine_url: str, rid: str) -> None:
@@ -95,18 +95,18 @@ class GatewayRun:
         await self.pool.abandon(engine_url, rid)
 
     def end(self, session: Session, reason: str) -> None:
-        """End the calls of a session, and have the engines stop whatever has its prefix."""
+        """End the calls of a session, and abort everything with its prefix at the engines."""
         if session.is_busy:
             self.tasks.start(self.pool.abort(session.rid_prefix))
         session.close(reason)
 
     async def write(self, content: bytes, writer: str) -> ServerReply:
-        """Pass a sample of a captured generator on, with its tokens if they were recorded.
+        """Forward a sample of a captured generator to the server, with its tokens if they were recorded.
 
-        ``writer`` is what its writer said of itself (``WRITER_HEADER``).
+        ``writer`` is the writer's ``WRITER_HEADER``.
         """
         assert self.captured_calls is not None
-        # A stream's last tokens may be looked up yet, while the generator that read it writes its sample already.
+        # A stream's last tokens may still be looked up while the generator that read it already writes its sample.
         await self.captured_calls.drain()
         content, rollout = self.captured_calls.completed(content)
         self._report_soon()
@@ -115,30 +115,30 @@ class GatewayRun:
             rollout.written(reply)
         return reply
 
-    # --- news from the server, and reports to it
+    # --- updates from the server, and reports to it
 
     async def _follow(self) -> None:
-        """Note new policies and standstills; end the calls of groups that were closed without all their samples."""
+        """Record new weights and pauses, and end the calls of groups that were closed without all their samples."""
         before: dict[str, Any] | None = None
         while (news := await self._buffer.news(before)) is not None:
             self.pool.announce(AnnouncedWeights(**news["step"]["weights"]))
             self.trace.step = news["step"]["number"]
             self.trace.calls.note_paused(news["paused"])
             self._run_clock(not news["still"])
-            for group in news["groups"] if before else ():  # what was closed before has no calls
+            for group in news["groups"] if before else ():  # groups closed before the first update have no calls
                 if self.captured_calls is not None and (group["reason"] == TIMED_OUT or group["is_salvaged"]):
                     self.tasks.start(self.captured_calls.end_group(group["instance_id"]))
             before = news
 
     def _run_clock(self, is_running: bool) -> None:
-        """The run's deadlines count, or do not: those of the calls in flight as well."""
+        """Pause or resume the run's deadlines, including those of calls in flight."""
         if is_running != self.clock.is_running:
             self.clock.run(is_running)
             for session in self.sessions:
                 session.note_clock()
 
     def report_waiting(self, is_waiting: bool) -> None:
-        """Report whether all engines are away: deadlines do not count as long as nobody can work."""
+        """Report whether all engines are unreachable: deadlines are paused while they are."""
         self.tasks.start(self._buffer.report(waiting_for_engine=is_waiting))
 
     def _report_soon(self) -> None:
@@ -146,18 +146,18 @@ class GatewayRun:
             self._reporting = asyncio.get_running_loop().call_later(REPORT_S, self._report_counts)
 
     def report_now(self) -> None:
-        """Report what was counted since the last time, if anything was: the run may end any moment."""
+        """Report new counts at once, if there are any, because the run may end at any moment."""
         if self._reporting is not None:
             self._reporting.cancel()
             self._report_counts()
 
     def _report_counts(self) -> None:
-        # Cleared first: what is counted from here on starts the next report.
+        # Cleared first, so that counts from now on start the next report.
         self._reporting = None
         self.tasks.start(self._send_counts())
 
     async def _send_counts(self) -> None:
-        # One after the other: of two reports the older one must not come last.
+        # One at a time: an older report must not arrive after a newer one.
         async with self._one_report:
             matched = self.captured_calls.counts if self.captured_calls is not None else {}
             await self._buffer.report(counts={**matched, **self.notes.counts})

@@ -1,4 +1,4 @@
-"""What the gateway records of one run: of each session a turn for each chat, its waiting, and its engine calls."""
+"""The gateway's trace of one run: for each session its turns (one per chat), waiting times and engine calls."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ from forebay.telemetry.tracing.trace_ids import read_traceparent, trace_id
 from forebay.telemetry.tracing.tracer import NO_ATTEMPT, NO_TRACE, Tracer, TraceSettings, start_tracing
 
 Up = SpanHandle | str | None
-"""The span around another one."""
+"""The parent of a span."""
 
 
 class OpenCalls:
-    """Made in the event loop of the calls. ``pool`` are the engines that they go to."""
+    """Engine calls in flight. Create it in their event loop. ``pool`` are the engines that they use."""
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
@@ -34,7 +34,7 @@ class OpenCalls:
 
     @contextmanager
     def call(self, trace: AttemptTrace, up: Up, engine_url: str, rid: str) -> Iterator[CallSpan]:
-        """Around one request to an engine. Whoever reads its answer ends the span, an error does so at once."""
+        """Trace one request to an engine. The reader of its reply ends the span; an error ends it at once."""
         call = CallSpan(trace, up, engine_url, rid, self._ask_load)
         call.note_paused(self._is_paused)
         self._calls.add(call)
@@ -45,7 +45,7 @@ class OpenCalls:
             self._calls.discard(call)
 
     def note_paused(self, is_paused: bool) -> None:
-        """The engines are paused for their weights, or go on."""
+        """Record that the engines were paused for new weights, or resumed."""
         self._is_paused = is_paused
         for call in self._calls:
             call.note_paused(is_paused)
@@ -55,18 +55,18 @@ class OpenCalls:
 
 
 class Parent(NamedTuple):
-    """What the ``traceparent`` of an agent's call comes to."""
+    """The meaning of the ``traceparent`` of an agent's call."""
 
     up: str | None = None
-    """A span of our own trace: the call's parent."""
+    """The call's parent, if it is a span of our own trace."""
     link: str = ""
-    """The header, where it is of another trace. By it both know of each other."""
+    """The header, if it belongs to another trace; it links both traces."""
 
 
 class SessionTrace:
-    """``attempt`` is the rollout's, ``is_unregistered`` if no run process of ours has opened it.
+    """The trace of a session. ``attempt`` is its rollout's; ``is_unregistered`` if no run process of ours opened it.
 
-    ``held`` has the spans of a call until it is known which rollout it is of.
+    ``held`` has the spans of a call until its rollout is known.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SessionTrace:
         self._numbers = count()
 
     def parent(self, traceparent: str | None) -> Parent:
-        """Where a call belongs that came with this header."""
+        """Return the parent of a call with this header."""
         named = read_traceparent(traceparent)
         if named is None:
             return Parent()
@@ -95,49 +95,49 @@ class SessionTrace:
         return Parent(link=(traceparent or "").strip())
 
     def begin_turn(self, parent: Parent) -> SpanHandle:
-        """The agent asks."""
+        """Begin the turn of an agent's chat."""
         at: dict[str, Any] = {"link": parent.link} if parent.link else {}
         return self._attempt.turn(next(self._numbers), up=parent.up, **at)
 
     def end_turn(self, turn: SpanHandle, choices: Sequence[Turn], error: BaseException | None) -> None:
-        """The agent has its answer, made of ``choices``, or the call failed. Of an error its kind is recorded."""
+        """End a turn with its ``choices``, or with the type of the error."""
         at: dict[str, Any] = {} if error is None else {"error": type(error).__name__}
         if choices:
             at["finish_reason"] = choices[0].finish_reason
         end_turn(turn, choices, **at)
 
     def end_call(self, choices: Sequence[Turn]) -> None:
-        """A call is over. One without ``choices`` is in no sample."""
+        """End a call. A call without ``choices`` is in no sample."""
         if self.held is not None and not choices:
             self.held.release()
 
     @contextmanager
     def engine_wait(self, up: Up) -> Iterator[None]:
-        """Until an engine answers, and it is known what to ask it for."""
+        """Trace the wait until an engine answers and the request can be sent."""
         with ended(self._attempt.begin("engine_wait", up=up)):
             yield
 
     def engine_call(self, up: Up, engine_url: str, rid: str) -> AbstractContextManager[CallSpan]:
-        """Around one request to an engine. Whoever reads its answer ends the span, an error does so at once."""
+        """Trace one request to an engine. The reader of its reply ends the span; an error ends it at once."""
         return self._calls.call(self._attempt, up, engine_url, rid)
 
     def turns(self) -> list[dict[str, Any]]:
-        """The turns so far, each a ``TurnSummary`` as JSON."""
+        """Return the turns so far, each a ``TurnSummary`` as JSON."""
         return [msgspec.to_builtins(turn) for turn in self._attempt.turns()]
 
     def end(self, ending: str, *, is_last: bool = True) -> None:
-        """The rollout is over. One that no run process of ours has opened gets its summary."""
+        """End the rollout. A rollout that no run process of ours opened gets its summary here."""
         if self._is_unregistered:
             uid, begun = self._attempt.uid, self._attempt.begun
             self._attempt.summary(ending=ending, is_last=is_last, instance=uid, started=begun, step=self._step)
 
 
 class GatewayTrace:
-    """Records one run for as long as the gateway knows it. Standstills of the loop, as ``watch`` sees them, too."""
+    """Traces one run while the gateway knows it, including stalls of the event loop detected by ``watch``."""
 
     def __init__(self, run_id: str, options: TraceOptions | None, pool: EnginePool, watch: StallWatch) -> None:
         self.step = 0
-        """How many weight versions were announced."""
+        """Number of weight versions announced."""
         self.calls = OpenCalls(pool)
         self.tracer = NO_TRACE
         self._run_id = run_id
@@ -146,24 +146,24 @@ class GatewayTrace:
         self.take(options)
 
     def take(self, options: TraceOptions | None) -> None:
-        """Record from here on as ``options`` say: another start of the run has files of its own."""
+        """Trace from now on with ``options``: each start of the run has its own files."""
         if options is None:
             self.tracer = NO_TRACE
             return
         self.tracer = start_tracing(TraceSettings(**options.model_dump()), "gateway")
-        # Those before are kept open: rollouts that began under them go on.
+        # Earlier tracers stay open for the rollouts that began with them.
         if self.tracer not in self._tracers:
             self._tracers.append(self.tracer)
             self._watch.add(self.tracer.note_stall)
 
     async def close(self) -> None:
-        """Write what is there, and nothing more."""
+        """Write what is pending and stop tracing."""
         for tracer in self._tracers:
             self._watch.remove(tracer.note_stall)
             await asyncio.to_thread(tracer.close)
 
     def opened(self, body: OpenRollout) -> SessionTrace:
-        """The trace of a rollout: below the attempt of the run process that opens it, if that is one of ours."""
+        """Return the trace of a rollout, as a child of the attempt in the run process if one of ours opened it."""
         parent, (uid, _, number) = read_traceparent(body.traceparent), body.rollout_id.rpartition("-")
         if parent is not None and parent.trace_id == trace_id(self._run_id, uid):
             group = uid.removeprefix(f"{self._run_id}-").rpartition("-")[0]
@@ -174,7 +174,7 @@ class GatewayTrace:
         return SessionTrace(self.calls, self.tracer.attempt(name, name, 0), step=self.step, is_unregistered=True)
 
     def captured(self) -> SessionTrace:
-        """The trace of one call of a generator that knows nothing of us: of which rollout it is turns out later."""
+        """Return the trace of one call of a generator that does not know the gateway; its rollout is found later."""
         if self.tracer is NO_TRACE:
             return SessionTrace(self.calls, NO_ATTEMPT)
         held = CallSpans(self.tracer, self.step)

@@ -1,7 +1,7 @@
-"""What the calls under one base URL share: their engine, their deadline, their defaults, and the order of their record.
+"""State shared by the calls under one base URL: engine, deadline, defaults, and the order of their record.
 
-A session stands behind each rollout (``rollouts.py``), and behind each single call of a captured run
-(``captured_run.py``). Its ``Affinity`` chooses the engine, its ``TurnLog`` takes the recorded turns.
+Each rollout (``rollouts.py``) and each call of a captured run (``captured_run.py``) has a session. Its ``Affinity``
+chooses the engine, its ``TurnLog`` receives the recorded turns.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ from forebay.gateway.runs.run_trace import SessionTrace
 
 OVERLOAD_FACTOR = 2
 OVERLOAD_CALLS = 8
-"""An engine is overloaded with more calls than ``OVERLOAD_FACTOR`` times those of the least loaded one plus these."""
+"""An engine is overloaded above ``OVERLOAD_FACTOR`` times the least loaded engine's calls plus this number."""
 CAP_REACHED = "it has sampled as many tokens as its cap allows"
 MAX_FAILURES = 100
-"""Newest failures of a session that are kept."""
+"""Number of the newest failures kept per session."""
 
 Failure = dict[str, Any]
-"""``kind`` (``engine``: unreachable, broken, 5xx, out of time; ``environment``: it ended while no engine answered;
-``agent``: what the engine refused), status, message."""
+"""``kind``, status and message. Kinds: ``engine`` (unreachable, broken, 5xx, timeout), ``environment`` (the call ended
+while no engine answered), ``agent`` (the engine rejected the request)."""
 
 
 class Session:
-    """What the calls under one base URL have in common.
+    """State shared by the calls under one base URL.
 
-    ``rid_prefix`` begins the ``rid`` of every request. After ``deadline_s`` seconds by ``clock`` its calls are ended
-    and no further ones taken. ``defaults`` are sampling parameters for calls that leave them out; no call may sample
-    more than ``max_tokens``, nor all of them more than ``cap_tokens``. What the engine answered goes to ``turns``, how
-    long all took to ``trace``.
+    ``rid_prefix`` begins the ``rid`` of every request. After ``deadline_s`` seconds of ``clock`` its calls end, and new
+    ones are rejected. ``defaults`` are sampling parameters for calls that omit them. No call may sample more than
+    ``max_tokens``, nor all of them together more than ``cap_tokens``. ``turns`` receives the engine's answers,
+    ``trace`` the timings.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Session:
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self.counters: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
-        """What its calls had that the record does not hold."""
+        """Features of its calls that the record does not contain, by kind."""
         self.requests: set[tuple[str, str]] = set()
-        """Those that engines are working on: address and ``rid``."""
+        """Requests in progress at engines: address and ``rid``."""
         self.cap = TokenCap(cap_tokens)
         self.is_capped = False
-        """Its cap has ended it."""
+        """Whether its cap ended it."""
         self.is_given_up = False
-        """What engines abort is not gone on with."""
+        """Whether aborted calls are no longer continued."""
         self._defaults = defaults or {}
         self._max_tokens = max_tokens
         self._numbers = itertools.count()
@@ -86,7 +86,7 @@ class Session:
         self._changed = Signal()
         self._in_flight: set[asyncio.Timeout] = set()
         self._left: set[asyncio.Timeout] = set()
-        """Of calls whose agent is gone."""
+        """Time limits of calls whose agent is gone."""
 
     @property
     def is_busy(self) -> bool:
@@ -94,35 +94,35 @@ class Session:
         return bool(self._in_flight)
 
     async def choose_engine(self) -> Member:
-        """The engine for the next call. Waits while none answers, which is noted of a call that ends meanwhile."""
+        """Return the engine for the next call. Waits while none answers; notes a failure if the call ends meanwhile."""
         try:
             return await self.affinity.choose()
         except asyncio.CancelledError:
-            if self._clock.now_s() < self.ends_s:  # else its time is up, which is noted as such
+            if self._clock.now_s() < self.ends_s:  # otherwise its time is up, which is noted elsewhere
                 self.note_failure("environment", 503, "no engine answered the call")
             raise
 
     def next_rid(self) -> str:
-        """The ``rid`` of the next request to an engine."""
-        # All of one length: SGLang aborts by prefix, and "1" must not end "10" as well.
+        """Return the ``rid`` of the next request to an engine."""
+        # Equal lengths, because SGLang aborts by prefix and "1" must not match "10".
         return f"{self.rid_prefix}{next(self._numbers):04x}"
 
     def prepared(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The body of a call with the defaults in it, and within the bound on tokens."""
+        """Return the body of a call with the defaults added and the token limit applied."""
         given = {name for name, value in body.items() if value is not None}
-        if given & set(LIMIT_NAMES):  # whoever gives either has given both
+        if given & set(LIMIT_NAMES):  # either name sets the limit
             given |= set(LIMIT_NAMES)
         prepared = {**body, **{name: value for name, value in self._defaults.items() if name not in given}}
         if self._max_tokens is None:
             return prepared
-        # A limit that is no number stays: it is the engine's to refuse.
+        # A limit that is not a number is kept: the engine rejects it.
         named = [name for name in LIMIT_NAMES if prepared.get(name) is not None]
         limits = {name: bounded(prepared[name], self._max_tokens) for name in named}
         return {**prepared, **(limits or {"max_tokens": self._max_tokens})}
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[asyncio.Timeout]:
-        """Around one call of the agent. Raises ``Over`` once the session is, also in the middle of the call."""
+        """Track one call of the agent. Raises ``Over`` if the session is over, or ends during the call."""
         if self._closed:
             raise Over(self._closed)
         try:
@@ -131,18 +131,18 @@ class Session:
                 try:
                     yield limit
                 finally:
-                    # It is in one of both: ``leave`` moves the call of an agent that is gone.
+                    # In one of the two: ``leave`` moves the call of an agent that is gone.
                     self._in_flight.discard(limit)
                     self._left.discard(limit)
                     self._changed.notify()
         except TimeoutError:
-            if not limit.expired():  # one from inside the call
+            if not limit.expired():  # a timeout from inside the call
                 raise
             raise Over(self._closed or "its time is up", is_late=not self._closed) from None
 
     @contextmanager
     def asking(self, engine_url: str, rid: str) -> Iterator[None]:
-        """Around one request to an engine."""
+        """Track one request to an engine."""
         self.requests.add((engine_url, rid))
         try:
             yield
@@ -150,31 +150,31 @@ class Session:
             self.requests.discard((engine_url, rid))
 
     def leave(self, call: asyncio.Timeout, within_s: float) -> None:
-        """The agent of a call is gone: it ends by itself, in so many seconds at most, also when the session is over."""
-        # An expired limit cannot be moved: the call is ending already.
+        """End a call whose agent is gone within ``within_s`` seconds, even after the session ended."""
+        # An expired limit cannot be rescheduled: the call is already ending.
         if not call.expired():
             self._in_flight.discard(call)
             self._left.add(call)
             call.reschedule(self._loop.time() + within_s)
 
     def close(self, reason: str) -> None:
-        """End all its calls, with ``reason`` as the answer to their agents."""
+        """End all its calls; their agents get ``reason`` as the error."""
         self._closed = reason
         self._reschedule(self._loop.time())
 
     def end_capped(self) -> NoReturn:
-        """The cap is reached: ends its calls, and takes no further ones. Raises ``Over``."""
+        """End all calls because the cap is reached, and reject new ones. Raises ``Over``."""
         self.is_capped = True
         self.close(CAP_REACHED)
         raise Over(CAP_REACHED)
 
     def note_clock(self) -> None:
-        """The clock has stopped, or goes on: the calls in flight have as much of the time left as before."""
+        """Adjust the limits of calls in flight after the clock was paused or resumed."""
         if not self._closed:
             self._reschedule(self._until_s())
 
     def _until_s(self) -> float | None:
-        """When its time is up, by the event loop; None while the clock is stopped before that."""
+        """When its time is up, in the event loop's time; None while the clock is paused with time left."""
         left_s = self.ends_s - self._clock.now_s()
         return self._loop.time() + left_s if self._clock.is_running or left_s <= 0 else None
 
@@ -184,20 +184,20 @@ class Session:
                 limit.reschedule(until_s)
 
     async def wait_idle(self) -> None:
-        """Return when no call is in flight any more, and everything is recorded."""
+        """Return once no call is in flight and everything is recorded."""
         while self._in_flight or self._left:
-            await self._changed.wait(1.0)  # looked at again each second, whatever was missed
+            await self._changed.wait(1.0)  # checked again every second, in case a notification was missed
         await self.turns.drain()
 
     def note_failure(self, kind: str, status: int, message: str) -> None:
-        """Note a call that the agent got an error for."""
+        """Record a call for which the agent got an error."""
         self.failures.append({"kind": kind, "status": status, "message": message[:1_000], "call": self.num_calls})
 
 
 class Affinity:
-    """The engine that the calls of one rollout go to: what it has asked before is in that engine's cache.
+    """The engine for the calls of one rollout, which has the rollout's earlier prompts in its cache.
 
-    It changes when that engine does not answer, or is overloaded. The ``preferred`` one is asked whenever it can be.
+    Changes if that engine does not answer or is overloaded. The ``preferred`` engine is used whenever possible.
     """
 
     def __init__(self, pool: EnginePool, preferred: str | None = None) -> None:
@@ -206,7 +206,7 @@ class Affinity:
         self._chosen: Member | None = None
 
     async def choose(self) -> Member:
-        """The engine for the next call. Waits while none answers."""
+        """Return the engine for the next call. Waits while none answers."""
         least = await self._pool.take()
         chosen = self._chosen
         if self._preferred is not None and (chosen is None or chosen.server.url != self._preferred):
@@ -219,43 +219,43 @@ class Affinity:
 
 
 class TurnLog:
-    """Hands turns to ``take`` in the order in which their calls ended, though some are looked up afterwards."""
+    """Passes turns to ``take`` in the order in which their calls ended, even if some are completed later."""
 
     def __init__(self, take: Callable[[Sequence[Turn]], None], *, may_take_in_thread: bool = False) -> None:
         self._take = take
         self._may_take_in_thread = may_take_in_thread
         self._pending: list[asyncio.Task[None]] = []
-        """In order; each waits for the one before it."""
+        """In order; each waits for the previous one."""
 
     def add(self, turns: Sequence[Turn]) -> None:
-        """Turns that are known."""
+        """Add turns that are complete."""
         if self._pending or self._is_for_thread(turns):
             self.add_later(_known(turns))
         else:
             self._take(turns)
 
     def add_later(self, turns: Coroutine[Any, Any, Sequence[Turn]]) -> None:
-        """Turns of which something is being asked: nobody waits for that but who looks at the record."""
+        """Add turns that are still being completed; only readers of the record wait for them."""
         before = self._pending[-1] if self._pending else None
         task = asyncio.create_task(self._add(before, turns))
         self._pending.append(task)
         task.add_done_callback(self._pending.remove)
-        task.add_done_callback(lambda _: turns.close())  # a task that is cancelled at once never starts it
+        task.add_done_callback(lambda _: turns.close())  # a task that is cancelled at once never runs it
 
     async def drain(self) -> None:
-        """Return when everything that was added has been handed on."""
+        """Return once all added turns were passed to ``take``."""
         while self._pending:
             await asyncio.wait(self._pending)
 
     def drop(self) -> None:
-        """Hand on nothing more."""
+        """Discard the pending turns."""
         for task in self._pending:
             task.cancel()
 
     async def _add(self, before: asyncio.Task[None] | None, turns: Coroutine[Any, Any, Sequence[Turn]]) -> None:
         known = await turns
         if before is not None:
-            await asyncio.wait([before])  # not awaited itself: its failure, or its end, is not this one's
+            await asyncio.wait([before])  # not awaited directly: its error or cancellation does not concern this one
         await off_loop_if(self._is_for_thread(known), lambda: self._take(known))
 
     def _is_for_thread(self, turns: Sequence[Turn]) -> bool:

@@ -45,7 +45,7 @@ async def test_what_cannot_be_passed_on_is_refused(stage: Stage, path: str) -> N
     for content in (asked.replace("1}", "NaN}"), asked.replace("1}", "1e999}"), deep):
         reply = await send(rollout, content.encode(), path)
         assert reply.status_code == 400
-        assert "no JSON object" in reply.text
+        assert "not a JSON object" in reply.text
     assert stage.calls == []
 
 
