@@ -98,5 +98,5 @@ class Engine(ABC):
                     await pauses.wait()
         except TimeoutError:
             raise EngineUnavailable(
-                f"no engine at {self.url} took requests within {timeout_s:g} s", hint="start it, or check the address"
+                f"no engine at {self.url} accepted requests within {timeout_s:g} s", hint="start it or check its URL"
             ) from None

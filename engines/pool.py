@@ -126,7 +126,7 @@ class EnginePool:
         listed = urls.split(",") if isinstance(urls, str) else urls
         stripped = dict.fromkeys(url.strip() for url in listed if url.strip())
         if not stripped:
-            raise InvalidInput("remote_engine_url names no engine", field="remote_engine_url")
+            raise InvalidInput(f"remote_engine_url contains no address (got {urls!r})", field="remote_engine_url")
         self.api_key = api_key
         self.weight_version: int | None = None
         """Version of the trainer's last announcement, if known here."""

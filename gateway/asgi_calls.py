@@ -102,7 +102,7 @@ def _refusal_of(error: Exception) -> GatewayRefusal:
     """Return the error that ends a stream that has begun."""
     if isinstance(error, GatewayRefusal):
         return error
-    # What the engine refused is the continuation of an aborted answer.
+    # The engine rejected the continuation of an aborted answer.
     return EngineLost(error.message if isinstance(error, EngineRefused) else TOO_DEEP)
 
 

@@ -119,7 +119,7 @@ class EngineHttp:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise unreachable(url, error) from error
         except aiohttp.ClientError as error:
-            raise EngineBroken(f"the connection for {url} ended: {str(error) or type(error).__name__}") from error
+            raise EngineBroken(f"the connection to {url} ended: {str(error) or type(error).__name__}") from error
 
     def _watch(self, reply: aiohttp.ClientResponse) -> None:
         # When aiohttp itself closes a connection, for example for a malformed chunk, the reader of the body hangs.

@@ -33,7 +33,7 @@ class Part:
     def only(self) -> Turn:
         """The turn of a call for one choice. Raises ``EngineError`` if the reply has no choice."""
         if not self.turns:
-            raise EngineError("the engine answered without a choice", status_code=200)
+            raise EngineError("the engine's reply has no choices", status_code=200)
         return self.turns[0]
 
 

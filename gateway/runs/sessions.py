@@ -25,7 +25,7 @@ from forebay.gateway.runs.run_trace import SessionTrace
 OVERLOAD_FACTOR = 2
 OVERLOAD_CALLS = 8
 """An engine is overloaded above ``OVERLOAD_FACTOR`` times the least loaded engine's calls plus this number."""
-CAP_REACHED = "it has sampled as many tokens as its cap allows"
+CAP_REACHED = "it reached its token cap"
 MAX_FAILURES = 100
 """Number of the newest failures kept per session."""
 
@@ -138,7 +138,7 @@ class Session:
         except TimeoutError:
             if not limit.expired():  # a timeout from inside the call
                 raise
-            raise Over(self._closed or "its time is up", is_late=not self._closed) from None
+            raise Over(self._closed or "its deadline has passed", is_late=not self._closed) from None
 
     @contextmanager
     def asking(self, engine_url: str, rid: str) -> Iterator[None]:

@@ -68,7 +68,7 @@ async def test_wait_available_returns_when_the_server_comes_back(make: Callable[
         with pytest.raises(EngineUnavailable):
             await engine.model_info()
         waits = [asyncio.create_task(engine.wait_available(30)) for _ in range(20)]
-        with pytest.raises(EngineUnavailable, match="took requests within"):
+        with pytest.raises(EngineUnavailable, match="accepted requests within"):
             await engine.wait_available(0.3)
         assert not any(wait.done() for wait in waits)
         server.available = True

@@ -21,7 +21,7 @@ async def test_a_call_at_the_cap_ends_the_rollout_and_the_record_says_so(stage: 
     rollout = await stage.open(cap_tokens=CAP)
     replies = [await rollout.post("chat/completions", {"messages": [USER], "max_tokens": 50}) for _ in range(2)]
     assert codes_of(replies) == [(410, "rollout_over")] * 2
-    assert "as many tokens as its cap allows" in replies[0].json()["error"]["message"]
+    assert "it reached its token cap" in replies[0].json()["error"]["message"]
     assert [call.limit for call in stage.calls] == [CAP]
     told = await rollout.close()
     assert (told["broken_tokens"], told["failures"]) == (CAP, [])

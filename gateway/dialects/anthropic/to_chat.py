@@ -132,7 +132,7 @@ def _assistant(message: InputMessage, unknown: UnknownFieldLog) -> Fields:
         elif isinstance(block, UnknownPart):  # from Anthropic's servers, such as a server tool or redacted thinking
             unknown.left_out("content", block.type)
         else:
-            raise ProtocolRefused(f"a message of the role assistant cannot hold a block of the type {block.type}")
+            raise ProtocolRefused(f"a message with role assistant cannot contain a block of type {block.type}")
     # No separator: streamed in several blocks, these were one text of the model.
     return assistant_message(
         {"content": "".join(texts), "reasoning_content": "".join(thoughts), "tool_calls": calls},
@@ -152,7 +152,7 @@ def _user(message: InputMessage, unknown: UnknownFieldLog) -> list[Fields]:
         elif isinstance(block, TextBlock | ImageBlock | SearchResultBlock | UnknownPart):
             pending.append(block)
         else:
-            raise ProtocolRefused(f"a message of the role user cannot hold a block of the type {block.type}")
+            raise ProtocolRefused(f"a message with role user cannot contain a block of type {block.type}")
     # An empty list is also a message: otherwise two answers of the model would be adjacent.
     return [*messages, *_spoken(pending, unknown)] if messages or pending else [{"role": "user", "content": ""}]
 
@@ -218,7 +218,7 @@ def _tool_fields(prompt: MessagesPrompt) -> Fields:
     if not prompt.tools:
         # Like Anthropic's API, reject a choice without tools only if it demands a call.
         if choice is not None and choice.type in ("any", "tool"):
-            raise ProtocolRefused(f"tool_choice: the type {choice.type!r} needs at least one tool")
+            raise ProtocolRefused(f"tool_choice: type {choice.type!r} needs at least one tool")
         return {}
     fields: Fields = {"tools": [_tool_definition(tool) for tool in prompt.tools]}
     if choice is None:

@@ -144,9 +144,9 @@ def test_a_count_asks_for_the_same_prompt() -> None:
         ({"messages": [{"role": "user", "content": [{"title": "t"}]}]}, "messages.0.content.0.type: Field required"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "n", "input": {}}]}]},
-            "a message of the role user cannot hold a block of the type tool_use",
+            "a message with role user cannot contain a block of type tool_use",
         ),
-        ({"messages": [{"role": "assistant", "content": [{"type": "image", "source": {}}]}]}, "cannot hold a block"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "image", "source": {}}]}]}, "cannot contain a block"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source: an image needs"),
         ({"tools": [{"name": "tool"}]}, "input_schema: Field required"),
         ({"tool_choice": {"type": "any"}}, "needs at least one tool"),
