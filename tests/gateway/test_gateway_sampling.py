@@ -67,7 +67,7 @@ async def test_an_end_token_of_which_the_temperature_is_not_known_is_not_trained
     assert len(sample["logprobs"]) == len(sample["tokens"])
     assert not collate([sample], 0)["logprobs"].isnan().any()
     assert record["counters"]["unscored_tokens"] == 1
-    assert "without their logprobs" in caplog.text
+    assert "have no logprobs" in caplog.text
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])

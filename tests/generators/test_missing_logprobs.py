@@ -91,7 +91,7 @@ async def test_where_the_engine_does_not_tell_its_temperature_the_end_token_is_n
     assert sample["loss_mask"][second["start"] : second["end"]] == [0]
     assert sample["extra_info"]["capture"]["unscored_tokens"] == 1
     assert_trainable([sample])
-    assert "without their logprobs" in caplog.text
+    assert "have no logprobs" in caplog.text
 
 
 async def test_an_end_token_that_is_all_there_is_and_not_known_leaves_nothing_to_train_on(

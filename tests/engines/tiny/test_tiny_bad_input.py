@@ -51,7 +51,7 @@ async def test_whole_surrogate_pairs_are_text(http: httpx.AsyncClient) -> None:
 async def test_an_empty_list_of_prompts_is_refused(http: httpx.AsyncClient, stream: bool) -> None:
     reply = await http.post("/generate", json={"text": [], "stream": stream})
     assert reply.status_code == 400
-    assert "one prompt at least" in reply.text
+    assert "at least one prompt" in reply.text
 
 
 @pytest.mark.parametrize("path", ["/update_weights_from_disk", CHAT])
