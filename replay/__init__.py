@@ -1,29 +1,28 @@
-"""What was generated once is used again.
+"""Replays what an earlier run generated, or what an engine answered.
 
-``source`` says how a recording is read, wherever it lies (a run of the journal: ``buffer/journal_source.py``),
-``options`` what a start may ask of a replay, ``conditions`` what of it must agree with what was recorded,
-``step_filter`` which groups a step means, ``errors`` what can be wrong. ``replayed_bodies`` has the field by
-which a replayed sample says which one it is, and what need not be paid for again.
+``source`` defines how a recording is read, wherever it is stored (a run of the journal: ``buffer/journal_source.py``).
+``options`` parses what a start asks of a replay, ``conditions`` checks what must agree with the recording,
+``step_filter`` maps steps to groups, and ``errors`` has the exceptions. ``replayed_bodies`` reads and writes the field
+that names the recorded sample, and counts the tokens that a replay need not generate again.
 
-``recording`` is an exported file, a log of ``core/records``; ``recording_file`` is one as a source,
-``recording_export`` makes one, with zstandard ``frames``, and ``recording_secrets`` says what no file has.
-``recorded_sample`` checks what a file says, and ``recording_differences`` compares two. ``recorded_calls`` has the
-calls of an engine in a file, and ``call_request`` says which requests are equal, whose they are, and what is a fact
-about the engine.
+``recording`` is an exported file, a log of ``core/records``. ``recording_file`` reads one as a source,
+``recording_export`` writes one with zstandard ``frames``, and ``recording_secrets`` removes secrets from it.
+``recorded_sample`` checks the rows of a file, and ``recording_differences`` compares two files. ``recorded_calls``
+stores the calls of an engine. ``call_request`` decides which requests are equal, which rollout each belongs to, and
+which requests ask for facts about the engine.
 
-``skip`` is for the functions of any trainer: on chosen steps, what a function returned in an earlier run is loaded
-instead of calling it. ``substitutes`` has the rule of ``repeat``, for whatever is numbered: another step, or epoch, in
-place of one that is missing. ``group_frames`` is what a run process is told of a recorded group. ``differences`` tells
-in words where two JSON values first differ.
+``skip`` is for the functions of any trainer: on chosen steps, the result of an earlier run is loaded instead of calling
+the function. ``substitutes`` has the rule of ``repeat``: which step, or epoch, replaces a missing one. ``group_frames``
+is what a run process receives about a recorded group. ``differences`` describes where two JSON values first differ.
 
-``outcomes`` has the verdicts on groups, as a recording tells them and as a rehearsal finds them, ``comparison`` adds up
-what changes, ``comparison_plots`` draws it.
+``outcomes`` has the verdicts on groups, as recorded and as a rehearsal finds them. ``comparison`` adds up the changes,
+and ``comparison_plots`` draws them.
 
-``engine`` is for calls: an engine's answers, recorded once, and given again without it.
+``engine`` is for calls: an engine's answers are recorded once and replayed without the engine.
 
-Import from the folders, as ``from forebay.replay.skip import SkipManager``; ``Recording``, ``RecordedEngine`` and
-``EngineRecorder`` are here, and looked up only when they are asked for: the buffer, which reads recordings, knows no
-web framework.
+Import from the folders, as in ``from forebay.replay.skip import SkipManager``. ``Recording``, ``RecordedEngine`` and
+``EngineRecorder`` are exported here but imported lazily: the buffer, which reads recordings, must not load a web
+framework.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
-"""A request to an engine, and what counts of it: two that count as equal are one request, asked twice.
+"""A request to an engine, and the parts of it that are compared: requests with equal parts are the same request.
 
-The engine ids of a run's calls name their group and slot, the same in every run: those are its lane.
+The engine ids of a run's calls name their group and slot, which are the same in every run. These are the call's lane.
 """
 
 import re
@@ -16,22 +16,22 @@ from forebay.engines.abc import MARK
 from forebay.engines.capture.request_fields import without_asking
 
 NOT_COUNTED = frozenset({"rid", "extra_key", "user"})
-"""Names of one call, of one run's cache, and of who asks."""
+"""Fields that name one call, one run's cache, or the caller."""
 REPEATABLE = frozenset(
     {
         *("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/parse_function_call", "/separate_reasoning"),
         *("/v1/embeddings", "/encode", "/classify", "/v1/rerank", "/v1/score"),
     }
 )
-"""What is sent there has one answer, however often it is asked."""
+"""Routes that always return the same answer to the same request."""
 FACTS = ("/model_info", "/get_model_info", "/server_info", "/get_server_info", "/v1/models", "/v1/loads")
-"""What is asked of an engine by GET. A recorder asks it all itself: it is known, whoever comes later."""
+"""GET routes with facts about the engine. A recorder requests them all itself, so that every replay has them."""
 VERSIONED = frozenset({"/model_info", "/get_model_info", "/server_info", "/get_server_info"})
-"""What is answered there may name the weights."""
+"""Routes whose answer may name the weights."""
 LOADS = "/v1/loads"
 HEALTH = frozenset({"/health", "/health_generate"})
 WORKERS = "/workers"
-"""Where a router lists its workers: clients would go on to them, past a recording."""
+"""The route where a router lists its workers. Clients would call these directly and bypass the recording."""
 MODELLED = frozenset(
     {
         *("/abort_request", "/pause_generation", "/continue_generation", "/flush_cache"),
@@ -44,10 +44,10 @@ ADMINISTRATION = MODELLED | {
     *("/init_weights_update_group", "/destroy_weights_update_group", "/release_memory_occupation"),
     *("/resume_memory_occupation", "/start_profile", "/stop_profile", "/slow_down", "/configure_logging"),
 }
-"""None of it is recorded."""
+"""Administrative routes; none is recorded."""
 
 Match = Callable[[Any], Any]
-"""Returns what counts of a body: requests for which it returns the same are equal. Both are JSON values."""
+"""Returns the compared part of a body: requests with equal results are equal. Argument and result are JSON values."""
 
 _lane_of = re.compile(r"fb-.{12}-([0-9a-f]{16}-[0-9a-f]{4})-[0-9a-f]{2}-").match
 _decode = msgspec.json.Decoder().decode
@@ -56,20 +56,20 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """One request. ``path`` has its query, ``body`` is as it came, ``value`` that as JSON, None if it is none."""
+    """One request. ``path`` includes the query; ``value`` is ``body`` decoded from JSON, None if it is not JSON."""
 
     method: str
     path: str
     body: bytes
     value: Any
     counts: Any
-    """What counts of ``value``."""
+    """The part of ``value`` that is compared."""
     digest: bytes
-    """SHA-256, the same for all requests that count as equal."""
+    """SHA-256, equal for all requests that count as equal."""
 
     @classmethod
     def read(cls, method: str, path: str, body: bytes) -> "CallRequest":
-        """Never raises for what a client may send: a body that is no JSON counts byte by byte."""
+        """Parse a request. Never raises: a body that is not JSON is compared byte by byte."""
         try:
             value = _decode(body) if body else None
             counts = _counted(value)
@@ -79,7 +79,7 @@ class CallRequest:
         return cls(method, path, body, value, counts, _digest(text))
 
     def matched(self, match: Match | None) -> "CallRequest":
-        """The same request, compared by what ``match`` returns for its body. Raises ``InvalidInput`` if that fails."""
+        """This request, compared by what ``match`` returns for its body. Raises ``InvalidInput`` if ``match`` fails."""
         if match is None or self.value is None:
             return self
         try:
@@ -87,7 +87,7 @@ class CallRequest:
             return replace(self, counts=counts, digest=_digest(_encode([self.method, self.path, counts])))
         except Exception as error:  # a user's function raises anything
             words = f"match failed on the body of {self.method} {self.path}: {error!r}"
-            raise InvalidInput(words, hint="it gets every body as JSON, and returns JSON", field="match") from error
+            raise InvalidInput(words, hint="match takes a JSON body, and must return JSON", field="match") from error
 
     @property
     def route(self) -> str:
@@ -96,39 +96,39 @@ class CallRequest:
 
     @property
     def rid(self) -> str:
-        """The engine id that the client gave it, the first of several; else "" ."""
+        """The engine id set by the client, or the first of several; "" without one."""
         rid = self.value.get("rid") if isinstance(self.value, dict) else None
         first = rid[0] if isinstance(rid, list) and rid else rid
         return first if isinstance(first, str) else ""
 
     @property
     def lane(self) -> str:
-        """Group and slot of the rollout whose call it is, out of the ``rid``; "" where that names none."""
+        """Group and slot of the rollout that made the call, taken from the ``rid``; "" if the ``rid`` names none."""
         found = _lane_of(self.rid)
         return found[1] if found else ""
 
     @property
     def is_drawn(self) -> bool:
-        """Whether each answer is drawn anew: then none is given twice."""
+        """Whether each answer is sampled. A sampled answer is replayed only once."""
         if self.method != "POST" or self.route in REPEATABLE:
             return False
         params = self.value.get("sampling_params") if isinstance(self.value, dict) else None
-        # So an engine is asked for the logprobs of a prompt.
+        # This is how an engine is asked for the logprobs of a prompt: nothing is sampled.
         return not (isinstance(params, dict) and params.get("max_new_tokens") == 0)
 
     @property
     def is_stream(self) -> bool:
-        """Whether its answer is to come in parts."""
+        """Whether the client asks for a streamed answer."""
         return isinstance(self.value, dict) and bool(self.value.get("stream"))
 
     @property
     def is_mark(self) -> bool:
-        """Whether it only makes an engine know a ``rid``, for an abort that follows."""
+        """Whether the request only registers a ``rid`` with the engine, for an abort that follows."""
         return self.path == "/generate" and self.counts == MARK
 
     @property
     def counted_text(self) -> bytes:
-        """What counts of the body, as JSON with sorted names."""
+        """The compared part of the body, as JSON with sorted names."""
         return self.body if self.value is None else _encode(self.counts)
 
 
@@ -137,10 +137,10 @@ def _digest(text: bytes) -> bytes:
 
 
 def _counted(value: Any) -> Any:
-    """What counts of a body: not who asks, nor what is asked for so that tokens come along."""
+    """The compared part of a body: without the caller's names, and without the fields added to request tokens."""
     if not isinstance(value, dict):
         return value
     left = {name: each for name, each in without_asking(value).items() if name not in NOT_COUNTED}
     if left.get("stream") is False:
-        del left["stream"]  # as if nothing were said of it
+        del left["stream"]  # the default
     return left

@@ -1,4 +1,4 @@
-"""A recording judged as it was and as it would be: whose verdict is another, how rewards and advantages move."""
+"""Compares a recording as judged then and as judged with changes: verdicts, rewards and advantages."""
 
 import math
 import sys
@@ -15,18 +15,18 @@ from forebay.core.records.rows import GroupRow
 from forebay.replay.outcomes import OPEN, GroupOutcome, GroupVerdict, SampleOutcome, is_undecided, recorded_verdict
 
 LEAST_MOVE = 1e-9
-"""Differences below it are how numbers are rounded."""
+"""Smaller differences are rounding errors."""
 LARGEST = sys.float_info.max
 
 
 class Move:
-    """How a number of the samples moves: their reward, or their advantage."""
+    """How one number of the samples changes: their rewards, or their advantages."""
 
     def __init__(self) -> None:
         self.before, self.after = array("d"), array("d")
-        """Of the samples that have one."""
+        """The values of all samples that have one."""
         self.num_both = self.num_moved = 0
-        """Samples that have one before and after, and of these the samples that have another."""
+        """Samples with a value before and after, and those of them whose value differs."""
         self.largest = 0.0
         """The largest absolute change."""
 
@@ -45,20 +45,20 @@ class Move:
         return change
 
     def means(self) -> tuple[float, float]:
-        """Before and after; 0 where no sample has one."""
-        # Divided first: the sum may be beyond float64.
+        """Means before and after; 0 if no sample has a value."""
+        # Divided before adding: the sum may exceed float64.
         before, after = (sum((value / len(values) for value in values), 0.0) for values in (self.before, self.after))
         return before, after
 
     def as_json(self) -> dict[str, float]:
-        """Everything but the numbers of single samples."""
+        """Everything but the values of single samples."""
         before, after = self.means()
         counts = {"num_both": self.num_both, "num_moved": self.num_moved}
         return {**counts, "mean_before": before, "mean_after": after, "largest": self.largest}
 
 
 class ChangedGroup(msgspec.Struct, frozen=True, gc=False):
-    """A group that has another verdict, other rewards or other advantages."""
+    """A group whose verdict, rewards or advantages differ."""
 
     group_id: str
     instance_id: InstanceId
@@ -66,21 +66,21 @@ class ChangedGroup(msgspec.Struct, frozen=True, gc=False):
     before: GroupVerdict
     after: GroupVerdict
     detail: str
-    """What the buffer says of the verdict after."""
+    """The buffer's explanation of the new verdict."""
     mean_reward_before: float | None
-    """Of its samples that have one; None if none has."""
+    """Mean over the samples that have a reward; None if none has."""
     mean_reward_after: float | None
     largest_advantage_change: float
-    """Of its samples, in size; 0 unless it goes out before and after."""
+    """The largest absolute change among its samples; 0 unless the group is delivered both before and after."""
 
     @property
     def is_of_verdict(self) -> bool:
-        """Whether the verdict is another."""
+        """Whether the verdict differs."""
         return self.before != self.after
 
 
 class Mismatch(msgspec.Struct, frozen=True):
-    """A group whose verdict, with everything as recorded, is not that of the recording."""
+    """A group whose verdict differs from the recording although nothing was changed."""
 
     group_id: str
     instance_id: InstanceId
@@ -90,7 +90,7 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 class DamagedGroup(msgspec.Struct, frozen=True):
-    """A group that is left out, because its samples cannot be read."""
+    """A group that is skipped because its samples cannot be read."""
 
     group_id: str
     instance_id: InstanceId
@@ -99,16 +99,16 @@ class DamagedGroup(msgspec.Struct, frozen=True):
 
 
 class Comparison:
-    """All of it, added up group by group.
+    """The whole comparison, added up group by group.
 
-    ``has_code``: as recorded, the hooks that the run had are asked, and not the built-in ones in their place.
-    ``has_other_hooks``: as changed, others are asked than as recorded. ``is_changed``: anything at all is.
+    ``has_code``: the run's own hooks are available, not just the built-in ones. ``has_other_hooks``: the changed side
+    uses other hooks than the recorded side. ``is_changed``: at least one thing was changed.
     """
 
     def __init__(self, run: RecordedRun, *, has_code: bool, has_other_hooks: bool, is_changed: bool) -> None:
         self.run, self.has_code, self.is_changed = run, has_code, is_changed
         self.is_known_only_from_recording = has_other_hooks and not has_code
-        """Whether verdicts as recorded are taken from the recording: no hooks that can be asked would find them."""
+        """Whether recorded verdicts are read from the recording, because no available hook could reproduce them."""
         self.num_groups = self.num_samples = 0
         self.num_as_recorded = self.num_undecided = 0
         self.mismatches: list[Mismatch] = []
@@ -119,11 +119,11 @@ class Comparison:
         self.rewards, self.advantages = Move(), Move()
 
     def add_damaged(self, group: GroupRow, reason: str) -> None:
-        """A group that cannot be rehearsed."""
+        """Add a group that cannot be rehearsed."""
         self.damages.append(DamagedGroup(group.group_id, group.instance_id, group.epoch, reason))
 
     def add(self, group: GroupRow, before: GroupOutcome, after: GroupOutcome | None = None) -> None:
-        """A group as it is with everything as recorded and, if something is changed, with that."""
+        """Add a group: its outcome with everything as recorded and, if something is changed, with the change."""
         self.num_groups += 1
         self.num_samples += len(before.samples)
         recorded = recorded_verdict(group)
@@ -163,11 +163,11 @@ class Comparison:
             self.changes.append(change)
 
     def kinds_of_change(self) -> Counter[tuple[str, str]]:
-        """GroupVerdict before and after → how many groups go from one to the other."""
+        """Verdict before and after → how many groups change from one to the other."""
         return Counter((str(each.before), str(each.after)) for each in self.changes if each.is_of_verdict)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the numbers of single samples."""
+        """Everything but the values of single samples."""
         check = {
             "num_groups": self.num_groups,
             "num_as_recorded": self.num_as_recorded,
@@ -193,7 +193,7 @@ class Comparison:
 def _pairs(
     before: Sequence[SampleOutcome], after: Sequence[SampleOutcome]
 ) -> Iterator[tuple[SampleOutcome, SampleOutcome]]:
-    """Each sample that the group has before, or after, or both."""
+    """Each sample that the group has before, after, or both."""
     if [sample.uid for sample in before] == [sample.uid for sample in after]:
         yield from zip(before, after, strict=True)
         return

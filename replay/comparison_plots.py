@@ -23,7 +23,7 @@ def require_matplotlib() -> None:
 
 
 def draw(comparison: Comparison, path: Path) -> None:
-    """Write the picture; its ending says whether as PNG or SVG. No display is needed. Raises ``OSError``."""
+    """Write the picture, as PNG or SVG by the ending of ``path``. Needs no display. Raises ``OSError``."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -34,7 +34,7 @@ def draw(comparison: Comparison, path: Path) -> None:
     _histogram(rewards, "reward", comparison.rewards)
     _histogram(advantages, "advantage", comparison.advantages)
     figure.legend(*verdicts.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
-    # Without a date the same comparison makes the same file.
+    # Without a date, equal comparisons give equal files.
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 

@@ -1,4 +1,4 @@
-"""Whether a start asks for what was recorded: what must agree, and what may differ but is told. Pure."""
+"""Compares a start with the recording it replays: what must agree, and what may differ with a warning. Pure."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ from forebay.replay.recording_secrets import cleaned
 
 Payload = Mapping[str, Any]
 Difference = dict[str, Any]
-"""``field``, and what was ``recorded`` and is asked for ``now``, as JSON values; null where it was left out."""
+"""``field``, and its ``recorded`` value and its value ``now``, as JSON; null if the field was left out."""
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 SAMPLING = "sampling_params"
 GROUP_SIZE, ALIAS = "group_size", "num_repeat_per_sample"
 ROWS = "input_file"
 MUST_AGREE = (ROWS, GROUP_SIZE, "model", "template_path", "capture", SAMPLING)
-"""What a start may list in ``ignore``; of sampling parameters also a single one: ``sampling_params.temperature``."""
+"""What a start may list in ``ignore``. A single sampling parameter works, too: ``sampling_params.temperature``."""
 ALIASES = {
     ALIAS: GROUP_SIZE,
     "input_sha256": ROWS,
@@ -29,26 +29,26 @@ ALIASES = {
 OF_ONE_START = frozenset(
     {"name", "run_id", "start_id", "skip_instance_ids", "remote_buffer_url", "replay", "keep_bodies"}
 )
-"""Fields of one start, which no replay takes over."""
+"""Fields of one start, which no replay inherits."""
 OF_A_PROCESS = frozenset({"oversampling", "scheduler", "workers", "backend"})
-"""Fields that mean nothing to a run without a process."""
+"""Fields that have no meaning for a run without a process."""
 NOT_NEEDED = OF_A_PROCESS | {"input_file", "remote_engine_url", "num_process"}
-"""Fields that a run without a process does not take over."""
+"""Fields that a run without a process does not inherit."""
 NOT_ASKED = OF_ONE_START | {
     *("run_key", "api_key", "num_epoch", "tokenizer_path", "remote_engine_url", "num_process", "queue_size"),
     *("shuffle_seed", "num_reward_workers", "max_attempts", "retry_budgets", "reward_timeout_s", *MUST_AGREE, *ALIASES),
 }
-"""Fields that do not change what a rollout is asked for, or of which ``must_agree`` tells."""
+"""Fields that do not change the rollout's requests, or that ``must_agree`` compares."""
 MAX_VALUE_LENGTH = 200
 
 
 def must_agree(
     recorded: RecordedRun, payload: Payload, *, input_sha256: str = "", ignore: Sequence[str] = ()
 ) -> list[Difference]:
-    """In what a start, of this ``payload``, asks for something else than was recorded, but for what it ``ignore``s.
+    """Differences that forbid a start with this ``payload``, except the fields it ``ignore``s.
 
-    ``input_sha256``: of its input file's bytes; "" where it reads none, or that is not known: then rows are not
-    compared. Raises ``InvalidInput`` for a name in ``ignore`` that is none of ``MUST_AGREE``.
+    ``input_sha256`` is the hash of the start's input file; "" if it has none or the hash is unknown, and then rows are
+    not compared. Raises ``InvalidInput`` for a name in ``ignore`` that is not in ``MUST_AGREE``.
     """
     ignored = _ignored(ignore)
     found = [*_rows(recorded, payload, input_sha256), *_fields(recorded.payload, payload)]
@@ -56,10 +56,10 @@ def must_agree(
 
 
 def may_differ(recorded: RecordedRun, payload: Payload, *, input_sha256: str = "") -> list[Difference]:
-    """What a start may have otherwise, and is told of: the task type, and what only its generator knows.
+    """Differences that only cause a warning: the task type, and fields that only the generator interprets.
 
-    An input file is among it where its content is not known of both, and it has another path. What is empty or None is
-    not known, and not compared; neither is what is secret.
+    The input file is included if its path differs and the content of either file is unknown. Empty values, None and
+    secrets are not compared.
     """
     old, new = cleaned(recorded.payload), cleaned(payload)
     pairs = [("task_type", recorded.task_type, new.get("task_type"))]
@@ -71,26 +71,24 @@ def may_differ(recorded: RecordedRun, payload: Payload, *, input_sha256: str = "
 
 
 def code_in_words(recorded: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Which files of a generator's code changed: SHA-256 by file name, as ``recorded`` and ``now``."""
+    """Which files of a generator's code changed. The mappings have the SHA-256 of each file, by name."""
     if not recorded:
-        return "the generator's code changed since it was recorded: in which file is not recorded"
+        return "the generator's code changed since the recording, which does not say in which file"
     files = [
         f"{name} (removed)" if name not in now else name if name in recorded else f"{name} (new)"
         for name in sorted({name for name, _ in recorded.items() ^ now.items()})
     ]
-    return f"the generator's code changed since it was recorded: {', '.join(files)}"[:2_000]
+    return f"the generator's code changed since the recording: {', '.join(files)}"[:2_000]
 
 
 def is_as_recorded(name: str) -> bool:
-    """Whether a field of a start is a setting of its groups, or part of what is asked for."""
+    """Whether a field of a start is a setting of its groups, or part of its requests to the model."""
     return name in _settings() or name in MUST_AGREE[1:] or name in ALIASES
 
 
 def in_words(differences: Sequence[Difference]) -> list[str]:
-    """A line for each, for whoever started the run."""
-    return [
-        f"{each['field']} was {each['recorded']!r} when it was recorded, now {each['now']!r}" for each in differences
-    ]
+    """A line for each difference, for the user who started the run."""
+    return [f"{each['field']} was {each['recorded']!r} in the recording, now {each['now']!r}" for each in differences]
 
 
 def _ignored(ignore: Sequence[str]) -> set[str]:
@@ -99,9 +97,9 @@ def _ignored(ignore: Sequence[str]) -> set[str]:
         head, dot, parameter = name.partition(".")
         if head not in MUST_AGREE or (dot and (head != SAMPLING or not parameter)):
             nearest = difflib.get_close_matches(name, MUST_AGREE, 1)
-            known = f"{', '.join(MUST_AGREE)}, or one parameter, as {SAMPLING}.temperature"
-            meant = f"; do you mean {nearest[0]}?" if nearest else ""
-            raise InvalidInput(f"nothing called {name!r:.100} can be ignored{meant}", hint=known, field="replay.ignore")
+            known = f"known names: {', '.join(MUST_AGREE)}; or a single parameter, such as {SAMPLING}.temperature"
+            meant = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise InvalidInput(f"replay.ignore cannot list {name!r:.100}{meant}", hint=known, field="replay.ignore")
     return names
 
 
@@ -122,7 +120,7 @@ def _fields(old: Payload, new: Payload) -> Iterator[Difference]:
     for name in ("model", "template_path"):
         if (old.get(name) or None) != (new.get(name) or None):
             yield _difference(name, old.get(name), new.get(name))
-    # What it is where nobody says so depends on the generator.
+    # The default depends on the generator.
     captures = [each["capture"] for each in (old, new) if each.get("capture") is not None]
     if len({read_flag("capture", each) for each in captures}) > 1:
         yield _difference("capture", *captures)
@@ -137,7 +135,7 @@ def _group_size(payload: Payload) -> Any:
 
 
 def _sampling(payload: Payload) -> dict[str, Any]:
-    """The sampling parameters that count; ``max_tokens`` may stand beside them, and holds where they have no limit."""
+    """The effective sampling parameters. A top-level ``max_tokens`` applies if they have no limit of their own."""
     given = payload.get(SAMPLING)
     own = given if isinstance(given, Mapping) else {}
     params = {name: _number(each) for name, each in own.items() if each is not None}
@@ -156,7 +154,7 @@ def _number(value: Any) -> Any:
 
 
 def _are_two(recorded: object, now: object) -> bool:
-    """Whether both are known, and are not the same."""
+    """Whether both values are known and differ."""
     return recorded not in ("", None) and now not in ("", None) and recorded != now
 
 

@@ -1,11 +1,11 @@
-"""Where two JSON values first differ, in words: what was asked and what is recorded, or two recordings."""
+"""Describes where two JSON values first differ: a request and its recording, or two recordings."""
 
 from typing import Any, NamedTuple
 
 import msgspec
 
 LEAD = 30
-"""Characters of a text that are shown before the first that differs."""
+"""Characters shown before the first difference."""
 WIDEST = 100
 
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -17,18 +17,18 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""In place of a value where there is none."""
+"""Stands for a missing value."""
 
 
 class Difference(NamedTuple):
-    """``path`` is as in ``messages[1].content``; it is empty where the values differ as wholes."""
+    """``path`` is as in ``messages[1].content``; it is empty if the values differ as a whole."""
 
     path: str
     one: Any
     other: Any
 
     def in_words(self, one: str, other: str) -> str:
-        """One line. ``one`` and ``other`` say whose the values are: "recorded", "now"."""
+        """One line. ``one`` and ``other`` name the origins of the values: "recorded", "now"."""
         where = self.path or "the value"
         if isinstance(self.one, str) and isinstance(self.other, str):
             common = _num_common(self.one, self.other)
@@ -40,9 +40,9 @@ class Difference(NamedTuple):
 
 
 def first_difference(one: Any, other: Any) -> Difference | None:
-    """The first place at which two JSON values differ, as deep as it goes; None where they are equal.
+    """The first and deepest place at which two JSON values differ; None if they are equal.
 
-    Objects have no order. ``1``, ``1.0`` and ``true`` are three values.
+    The order of an object's fields does not matter. ``1``, ``1.0`` and ``true`` are three different values.
     """
     path = ""
     while not _is_same(one, other):
@@ -60,7 +60,7 @@ def first_difference(one: Any, other: Any) -> Difference | None:
 
 
 def _num_common(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """The number of characters that both start with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -70,7 +70,7 @@ def _entry(values: list[Any], at: int) -> Any:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    # Encoded: Python takes 1 for True, and for 1.0.
+    # Encoded, because to Python 1 == True == 1.0.
     return one is other or (one is not ABSENT and other is not ABSENT and _encode(one) == _encode(other))
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a recording, or with what is asked of one."""
+"""What can be wrong with a recording, or with a request for one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,24 +7,24 @@ from forebay.core.errors import Conflict, InvalidInput, NotFound, StorageFailed
 
 
 class NotRecorded(NotFound):
-    """A replay was asked for what its recording does not have."""
+    """The recording does not contain what a replay asked for."""
 
     code = "not_recorded"
 
 
 class FolderNotRecorded(InvalidInput):
-    """Rewards are to be asked for again of a judge that looks into the folder of the agent."""
+    """Rewards should be computed again by a verifier that reads the agent's folder."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the verifier looks into the folder of the agent, and no recording has that",
-            hint="replay with the recorded rewards, or judge by what a reward function finds in its item",
+            "the verifier reads the agent's folder, which is not part of a recording",
+            hint="replay with the recorded rewards, or use a reward function that needs only the sample's item",
             field="replay.rewards",
         )
 
 
 class ReplayDiffers(Conflict):
-    """What a replay was asked for is not what was recorded. ``differences`` has each: field, recorded, now."""
+    """A replay's start does not match its recording. ``differences`` lists field, recorded, now."""
 
     code = "replay_differs"
 
@@ -32,19 +32,19 @@ class ReplayDiffers(Conflict):
         words = "; ".join(f"{each['field']} was {each['recorded']!r}, now {each['now']!r}" for each in differences)
         names = ",".join(str(each["field"]) for each in differences)
         super().__init__(
-            f"the recording is of something else: {words}"[:4_000],
-            hint=f"start it with what was recorded, or let it be: forebay start --replay SOURCE --ignore {names}",
+            f"the start does not match the recording: {words}"[:4_000],
+            hint=f"start with the recorded values, or ignore them: forebay start --replay SOURCE --ignore {names}",
             field="replay",
         )
         self.differences = list(differences)
 
 
 class RecordingDamaged(StorageFailed):
-    """A recording is none of ours, of a later version, or damaged; ``place`` and ``detail`` say what of it."""
+    """A recording cannot be read: not a recording, a later version, or damaged (``place`` and ``detail``)."""
 
     code = "recording_damaged"
 
     def __init__(self, reason: str, *, hint: str = "", place: str = "", detail: str = "") -> None:
         what = "the recording cannot be read"
-        super().__init__(reason, what=what, hint=hint or "forebay recording verify FILE lists all that is damaged")
+        super().__init__(reason, what=what, hint=hint or "forebay recording verify FILE lists all damage")
         self.place, self.detail = place, detail

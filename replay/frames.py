@@ -1,4 +1,4 @@
-"""The zstandard frames in which bodies lie in a file."""
+"""The zstandard frames in which a file stores bodies."""
 
 import threading
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from forebay.core.errors import MissingExtra
 
 LEVEL = 3
-"""zstd's default: more takes far more time for little."""
+"""zstd's default: higher levels take far longer and gain little."""
 MAX_WINDOW_BYTES = 1 << 27
-"""Of a frame; more is asked for by none that ``zstd`` makes with its usual levels."""
+"""The largest window that a frame may require; ``zstd`` at its usual levels never needs more."""
 
 
 def compressor() -> Callable[[bytes], bytes]:
-    """Makes frames, in one thread at a time. Raises ``MissingExtra`` without zstandard."""
+    """A function that compresses into frames, one thread at a time. Raises ``MissingExtra`` without zstandard."""
     try:
         import zstandard
     except ImportError:
@@ -21,7 +21,7 @@ def compressor() -> Callable[[bytes], bytes]:
 
 
 class Frames:
-    """What frames hold, for any thread. Raises ``MissingExtra`` without zstandard."""
+    """Decompresses frames, from any thread. Raises ``MissingExtra`` without zstandard."""
 
     def __init__(self) -> None:
         try:
@@ -30,17 +30,17 @@ class Frames:
             raise MissingExtra("zstandard", "zstd") from None
         self._zstandard = zstandard
         self._decompress = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompress
-        # Two threads in one decompressor write over each other's work.
+        # A decompressor is not safe for two threads at once.
         self._lock = threading.Lock()
 
     def content(self, frame: bytes, num_bytes: int, *, most: int) -> bytes:
-        """The ``num_bytes`` that ``frame`` holds. Raises ``ValueError`` for another length, or one over ``most``."""
+        """The ``num_bytes`` in ``frame``. Raises ``ValueError`` for a different length, or one over ``most``."""
         if num_bytes > most:
-            raise ValueError(f"it is to hold {num_bytes:,} bytes: more than {most:,} are never written")
+            raise ValueError(f"it claims {num_bytes:,} bytes: more than {most:,} are never written")
         try:
-            # Before there is room for it: a frame may name any size.
+            # Checked before memory is allocated: a frame may claim any size.
             if self._zstandard.get_frame_parameters(frame).content_size != num_bytes:
-                raise ValueError("it is no frame of this length")
+                raise ValueError("it is not a frame of this length")
             with self._lock:
                 content: bytes = self._decompress(frame, allow_extra_data=False)
         except (self._zstandard.ZstdError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""The recorded samples of one group on their way to a run process: what is known of each, then their bodies."""
+"""The recorded samples of one group, as sent to a run process: their columns, then their bodies."""
 
 from collections.abc import Sequence
 
@@ -9,23 +9,23 @@ from forebay.core.records.rows import SampleRow
 
 
 class GroupHead(msgspec.Struct, kw_only=True, frozen=True):
-    """Which group of which run this is, and what is known of its samples, in the order of their bodies."""
+    """A group of a recorded run, with the columns of its samples in the order of their bodies."""
 
     run_id: str
     group_id: str
     epoch: int
-    """Another one than was asked for, where that is missing, and another takes its place."""
+    """Differs from the requested epoch if that is missing and another replaces it."""
     samples: list[SampleRow]
 
 
 class RecordedBodies(msgspec.Struct, kw_only=True, frozen=True):
-    """A group with the bodies of its samples; one that cannot be read is empty."""
+    """A group with the bodies of its samples. The body of an unreadable sample is empty."""
 
     head: GroupHead
     bodies: Sequence[bytes]
 
     def by_slot(self) -> dict[int, list[tuple[SampleRow, bytes]]]:
-        """The samples of each slot, forks first, then that of the rollout itself, by which slots are ordered."""
+        """The samples of each slot, ordered by slot: first the forks, then the rollout's own sample."""
         samples = self.head.samples
         found: dict[int, list[tuple[SampleRow, bytes]]] = {record.slot: [] for record in samples if not record.fork}
         for record, body in zip(samples, self.bodies, strict=True):
@@ -34,11 +34,11 @@ class RecordedBodies(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def first_frame(head: GroupHead) -> bytes:
-    """What comes first."""
+    """The first part of the reply: the head."""
     return join_samples([msgspec.json.encode(head)])
 
 
 def read_frames(body: bytes) -> RecordedBodies:
-    """All of it. Raises ``InvalidInput``, ``msgspec.DecodeError``."""
+    """Decode the whole reply. Raises ``InvalidInput``, ``msgspec.DecodeError``."""
     head, *bodies = split_samples(body) or [b""]
     return RecordedBodies(head=msgspec.json.decode(head, type=GroupHead), bodies=bodies)

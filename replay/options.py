@@ -1,4 +1,4 @@
-"""What is to be replayed, and how: the field ``replay`` of a start."""
+"""What to replay, and how: the field ``replay`` of a start."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Rewards = Literal["recorded", "again"]
 Code = Literal["recorded", "today"]
 
 SUFFIX = ".fbr"
-"""Of the name of a recording's file."""
+"""The suffix of a recording's file name."""
 
 _range = re.compile(r"\s*(\d{1,15})\s*(?:-\s*(\d{1,15})\s*)?").fullmatch
 
@@ -31,19 +31,19 @@ def _read_range(part: Any) -> tuple[int, int]:
     elif isinstance(part, str | int) and not isinstance(part, bool) and (found := _range(str(part))):
         first, last = int(found[1]), int(found[2] or found[1])
     else:
-        raise ValueError(f"{part!r} is neither a step nor a range of steps; for example '50-60,70', or [50, 51]")
+        raise ValueError(f"{part!r} is neither a step nor a range of steps, such as '50-60,70' or [50, 51]")
     if first > last:
-        raise ValueError(f"a range of steps goes from the smaller to the larger, got {first}-{last}")
+        raise ValueError(f"a range of steps must go from the smaller to the larger (got {first}-{last})")
     return first, last
 
 
 Steps = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_read_steps), Field(min_length=1)]
-"""Ranges of steps, both ends included."""
+"""Ranges of steps, inclusive."""
 _steps = TypeAdapter(Steps)
 
 
 def parse_steps(given: Any, field: str = "steps") -> tuple[tuple[int, int], ...]:
-    """Steps as a user names them: ``"50-60,70"``, ``[50, 51]``. Raises ``InvalidInput``."""
+    """Parse steps given by a user: ``"50-60,70"``, ``[50, 51]``. Raises ``InvalidInput``."""
     try:
         return _steps.validate_python(given)
     except ValidationError as error:
@@ -51,29 +51,29 @@ def parse_steps(given: Any, field: str = "steps") -> tuple[tuple[int, int], ...]
 
 
 class ReplayOptions(BaseModel):
-    """A source alone (text), or an object with these fields."""
+    """A source alone (a string), or an object with these fields."""
 
-    # A misspelt field would otherwise do nothing, and nobody would notice.
+    # Otherwise a misspelt field would be ignored silently.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str = Field(min_length=1, max_length=4_096)
-    """A run, by its id or its name, or the path of an exported file (`*.fbr`)."""
+    """A run (id or name), or the path of an exported file (`*.fbr`)."""
     mode: Mode = "only"
-    """`only`: what was recorded, without process or engine. `cache`: what is missing or had failed is generated.
-    `repeat`: as `cache`, but another epoch of its instance takes the place of a missing group, if there is one."""
+    """`only`: replay the recording, without process or engine. `cache`: also generate what is missing or failed.
+    `repeat`: as `cache`, but another recorded epoch of the same instance replaces a missing group, if there is one."""
     rewards: Rewards = "recorded"
-    """`again`: the rollouts are those that were recorded, and the reward function is asked."""
+    """`again`: replay the recorded rollouts, but call the reward function again."""
     steps: Steps | None = None
-    """Only the groups of the batches of these steps of the trainer: `50-60,70`."""
+    """Only the groups in the batches of these trainer steps: `50-60,70`."""
     code: Code | None = None
-    """Whose hooks and rewards judge: the `recorded` copy (the default), or the generator as it is `today` (the default
-    with `again`, and always for a file)."""
+    """Which hooks and rewards to use: the `recorded` copy (the default), or the `today` version of the generator (the
+    default with `again`, and always used for a file)."""
     ignore: tuple[str, ...] = ()
-    """Fields in which the start may differ from what was recorded."""
+    """Fields in which the start may differ from the recording."""
 
     @classmethod
     def parse(cls, given: Any) -> Self | None:
-        """The field ``replay`` of a payload; None where it asks for none. Raises ``InvalidInput``."""
+        """The field ``replay`` of a payload, or None. Raises ``InvalidInput``."""
         if given is None:
             return None
         try:
@@ -86,25 +86,25 @@ class ReplayOptions(BaseModel):
 
     @property
     def is_file(self) -> bool:
-        """Whether the source is a file: its name ends so, or it is a path."""
+        """Whether the source is a file: its name ends in ``.fbr``, or it is a path."""
         return is_file_name(self.source)
 
     @property
     def uses_code_of_today(self) -> bool:
-        """Whether the generator as it is now judges, not the recorded copy."""
+        """Whether the generator's current code is used, not the recorded copy."""
         return self.is_file or (self.code or ("today" if self.rewards == "again" else "recorded")) == "today"
 
     @property
     def needs_process(self) -> bool:
-        """Whether a run process works on it; else the server feeds what was recorded by itself."""
+        """Whether a run process is needed; otherwise the server feeds the recording itself."""
         return self.mode != "only" or self.rewards == "again"
 
 
 def is_file_name(source: str) -> bool:
-    """Whether what a user calls a source is a file, and no run."""
+    """Whether a source given by a user is a file, not a run."""
     return source.endswith(SUFFIX) or len(PurePath(source).parts) > 1
 
 
 def is_chosen(step: int, steps: Sequence[tuple[int, int]]) -> bool:
-    """Whether a step lies in one of these ranges."""
+    """Whether a step is in one of these ranges."""
     return any(first <= step <= last for first, last in steps)

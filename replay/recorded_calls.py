@@ -1,4 +1,4 @@
-"""Calls of an engine as records: a ``CallRow``, and in its body what was asked and what was answered."""
+"""Engine calls as records: a ``CallRow`` whose body has the request and the reply."""
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -9,16 +9,16 @@ from forebay.replay.call_request import CallRequest
 from forebay.replay.frames import Frames
 
 MAX_REQUEST_BYTES = 64 << 20
-"""Of a request's body, as the embedded engines take it."""
+"""The largest request body, as in the embedded engines."""
 MAX_REPLY_BYTES = 512 << 20
-"""What is larger is not recorded."""
+"""Larger replies are not recorded."""
 NO_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT, HTTPStatus.NOT_MODIFIED)
 Part = tuple[float, bytes]
-"""Bytes of a reply, and when they came: seconds since the request."""
+"""Bytes of a reply, and their arrival: seconds since the request."""
 
 
 class CallReply(NamedTuple):
-    """What an engine answered. It is not ``is_whole`` where the client left, or the engine died, before its end."""
+    """An engine's reply. ``is_whole`` is False if the client left or the engine died before its end."""
 
     status: int
     content_type: str
@@ -27,17 +27,17 @@ class CallReply(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """All parts of it."""
+        """All parts joined."""
         return b"".join(content for _, content in self.parts)
 
 
 class RecordedCall(NamedTuple):
-    """What an engine was asked, and what it answered."""
+    """A request to an engine and its reply."""
 
     seq: int
-    """Place in the order in which calls were asked."""
+    """The call's position in the order of requests."""
     began_s: float
-    """When it was asked: seconds since the Unix epoch."""
+    """When the request was sent: seconds since the Unix epoch."""
     request: CallRequest
     reply: CallReply
 
@@ -60,12 +60,12 @@ def encode_call(call: RecordedCall, compress: Callable[[bytes], bytes]) -> tuple
 
 
 def decode_call(row: CallRow, body: bytes, frames: Frames) -> RecordedCall:
-    """The call of a row. Raises ``ValueError`` for what no recorder writes."""
+    """The call of a row. Raises ``ValueError`` for content that no recorder writes."""
     reply_bytes = sum(size for size, _ in row.parts)
     if row.request_bytes > MAX_REQUEST_BYTES:
-        raise ValueError(f"its request has {row.request_bytes:,} bytes")
+        raise ValueError(f"its request has {row.request_bytes:,} bytes (at most {MAX_REQUEST_BYTES:,})")
     if reply_bytes and row.status in NO_BODY:
-        raise ValueError(f"its status, {row.status}, is of replies without a body")
+        raise ValueError(f"its status is {row.status}, which allows no body")
     most = MAX_REQUEST_BYTES + MAX_REPLY_BYTES
     content = frames.content(body, row.request_bytes + reply_bytes, most=most)
     parts, start = list[Part](), row.request_bytes

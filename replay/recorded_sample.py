@@ -1,4 +1,4 @@
-"""A recorded sample as a write, and the checks of what a file says: only what a write over HTTP would have stored."""
+"""A recorded sample as a write, and checks that a file contains only what a write over HTTP would have stored."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ MAX_DEPTH = 200
 
 
 def incoming(sample: SampleRow, body: bytes) -> Incoming:
-    """The write of a recorded sample, made of its columns: the body is not decoded."""
+    """A recorded sample as a write, built from its columns without decoding the body."""
     ended = RolloutOutcome.OK if sample.reward is not None else RolloutOutcome.AGENT_FAILURE
     return Incoming(
         sample.uid,
@@ -34,7 +34,7 @@ def incoming(sample: SampleRow, body: bytes) -> Incoming:
 
 
 def check_payload(payload: dict[str, Any]) -> None:
-    """Raise ``ValueError`` for one that is nested so deeply that no function could go through it."""
+    """Raise ``ValueError`` if a payload is nested too deeply for recursive functions."""
     level: list[Any] = [payload]
     for _ in range(MAX_DEPTH):
         dicts = [item for each in level if isinstance(each, dict) for item in each.values()]
@@ -44,10 +44,10 @@ def check_payload(payload: dict[str, Any]) -> None:
 
 
 def check_group(row: GroupRow | ColumnsRow) -> None:
-    """Raise ``ValueError`` unless it has the id of its instance and epoch, and a write may name these."""
+    """Raise ``ValueError`` unless its id matches its instance and epoch, and a write may use these."""
     text = str(row.instance_id)
     if not 0 < len(text) <= MAX_ID_LENGTH or "\0" in text:
-        raise ValueError("its instance_id is one that no write may have")
+        raise ValueError("its instance_id is empty, too long, or has a NUL character")
     if not 0 <= row.epoch <= MAX_EPOCH:
         raise ValueError(f"its epoch is {row.epoch}")
     if row.group_id != group_id(row.instance_id, row.epoch):
@@ -55,17 +55,17 @@ def check_group(row: GroupRow | ColumnsRow) -> None:
 
 
 def check_sample(sample: SampleRow, body: bytes) -> None:
-    """Raise ``ValueError`` unless a write over HTTP takes the body, and finds in it what is recorded of the sample."""
+    """Raise ``ValueError`` unless a write over HTTP accepts the body, and the body matches the recorded columns."""
     if not -1 <= sample.slot <= MAX_SLOT:
         raise ValueError(f"its slot is {sample.slot}")
     recorded = incoming(sample, body)
     try:
-        # Either route may have taken a JSON body: what the strict one takes, the lenient one reads alike.
+        # Either route may have accepted a JSON body. The lenient one reads what the strict one accepts in the same way.
         lenient = partial(read_sample, is_lenient=True, is_foreign=sample.is_foreign)
         found = read_any_sample(body) if is_binary(body) else lenient(body)
     except InvalidInput as error:
-        raise ValueError(f"no write takes its body: {error.message}") from None
-    if found.epoch is None:  # then the buffer chose a group and a slot for it, and perhaps another uid
+        raise ValueError(f"its body would be rejected by a write: {error.message}") from None
+    if found.epoch is None:  # then the buffer chose its group and slot, and perhaps changed its uid
         found.epoch, found.slot = recorded.epoch, None
         digest = recorded.uid[-OTHER_UID_DIGITS:]
         if digest.isalnum() and recorded.uid == other_uid(found.uid, digest):
@@ -74,4 +74,4 @@ def check_sample(sample: SampleRow, body: bytes) -> None:
         found.slot = recorded.slot
     wrong = [name for name in Incoming.__struct_fields__ if getattr(found, name) != getattr(recorded, name)]
     if wrong:
-        raise ValueError(f"its body has another {', '.join(wrong)}")
+        raise ValueError(f"its body does not match its recorded {', '.join(wrong)}")

@@ -1,4 +1,4 @@
-"""A recording in a file, ``*.fbr``, of a run or of an engine's calls: ``with Recording.open(path) as recording: …``."""
+"""A recording of a run or of engine calls, in a file ``*.fbr``: ``with Recording.open(path) as recording: …``."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -31,21 +31,21 @@ RowT = TypeVar("RowT", RecordedRun, EndRow)
 FileRowT = TypeVar("FileRowT", ColumnsRow, CallRow)
 
 MAX_BODY_BYTES = 1 << 30
-"""Of a sample. A file of a few MB may promise any size: it is looked at before there is room for it."""
+"""The largest body of a sample. A small file may claim any size, so this is checked before memory is allocated."""
 PART_BYTES = 1 << 20
-"""Of the bodies that are compressed together; a longer one stands alone."""
-WHAT_MAKES_ONE = "forebay recording export RUN FILE makes one, and forebay engine record"
-AGAIN = "export the run again, or copy the file again from where it is whole"
+"""The size up to which bodies are compressed together; a larger body is compressed alone."""
+WHAT_MAKES_ONE = "forebay recording export RUN FILE and forebay engine record create recordings"
+AGAIN = "export the run again, or copy the file again from an intact copy"
 OTHER_VERSION = "export or record it again, or read it with the version of Forebay that wrote it"
 OLD_FORMAT = b"SQLite format 3\0"
 _SAMPLE_FIELDS = ("uid", "instance_id", "group_id", "epoch", "slot", "fork", "reward", "error")
 
 
 class Damage(NamedTuple):
-    """What of a recording cannot be read."""
+    """A part of a recording that cannot be read."""
 
     place: str
-    """As in ``group 4f0c…``, or ``byte 4096``."""
+    """``group 4f0c…`` or ``byte 4096``, for example."""
     reason: str
 
     def __str__(self) -> str:
@@ -53,14 +53,14 @@ class Damage(NamedTuple):
 
     @classmethod
     def of(cls, error: RecordingDamaged) -> Self:
-        """What an error says."""
+        """The damage described by an error."""
         return cls(error.place, error.detail)
 
 
 class Recording:
-    """A file that is never changed; several threads may read it.
+    """A file that never changes; safe for several threads.
 
-    Opening it reads every row, and proves it to be what was written; bodies are proved when they are read.
+    Opening it reads every row and verifies its checksum. Bodies are verified when they are read.
     """
 
     @classmethod
@@ -69,17 +69,17 @@ class Recording:
         return cls(path)
 
     def __init__(self, path: Path | str, max_body_bytes: int = MAX_BODY_BYTES) -> None:
-        """Raises ``FileNotFoundError``; ``RecordingDamaged`` for a file of another kind or format, or a damaged one."""
+        """Raises ``FileNotFoundError``; ``RecordingDamaged`` if the file is damaged or of another kind or format."""
         self.path = Path(path)
         self._max_body_bytes = max_body_bytes
         self._run: RecordedRun | None = None
         self._end: EndRow | None = None
         self._groups: dict[str, GroupRow] = {}
         self._parts: dict[str, list[int]] = {}
-        """By group, the records with its samples."""
+        """By group, the offsets of the records with its samples."""
         self._batches: list[BatchRow] = []
         self._calls: list[tuple[int, int]] = []
-        """The calls' numbers and records."""
+        """Numbers and record offsets of the calls."""
         self._frames = Frames()
         self._file = open_file(self.path)
         try:
@@ -95,44 +95,44 @@ class Recording:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     @property
     def has_run(self) -> bool:
-        """Whether it is of a run, not of an engine's calls."""
+        """Whether it records a run, not engine calls."""
         return self._run is not None
 
     @property
     def run(self) -> RecordedRun:
-        """What it is a recording of. Raises ``NotRecorded`` if it has an engine's calls."""
+        """The recorded run. Raises ``NotRecorded`` if the file has engine calls."""
         return self._of_a_run(self._run)
 
     @property
     def made(self) -> EndRow:
-        """How it came about. Raises as ``run`` does."""
+        """Facts about the export. Raises as ``run`` does."""
         return self._of_a_run(self._end)
 
     @cached_property
     def left_out(self) -> dict[str, LeftOutGroup]:
-        """By id, the groups that it has without their samples."""
+        """By id, the groups that were exported without their samples."""
         return {each.group_id: each for each in self._end.left_out} if self._end is not None else {}
 
     @property
     def num_calls(self) -> int:
-        """How many calls of an engine it has."""
+        """The number of engine calls."""
         return len(self._calls)
 
     @property
     def end(self) -> int:
-        """Where its last whole record ends."""
+        """The offset at which the last whole record ends."""
         return self._file.end
 
     def groups(self, steps: str | Sequence[tuple[int, int]] | None = None) -> list[GroupRow]:
         """Every group, in the order in which they opened.
 
-        With ``steps``, as in ``"50-60,70"``, those of the batches of these steps, in the order in which they went out.
-        Raises ``NotRecorded``, and ``InvalidInput`` for what names no steps.
+        ``steps``, such as ``"50-60,70"``, selects the groups in the batches of these steps, in order of delivery.
+        Raises ``NotRecorded``, or ``InvalidInput`` if ``steps`` cannot be parsed.
         """
         groups = list(self._groups.values())
         if steps is None:
@@ -144,24 +144,24 @@ class Recording:
         return list(self._batches)
 
     def samples(self, group_id: str) -> list[StoredSample]:
-        """Every sample that names the group, late and surplus ones too, in the order in which they came.
+        """Every sample that names the group, including late and surplus ones, in order of arrival.
 
         Raises ``NotRecorded``; ``RecordingDamaged`` for a group in ``left_out``.
         """
         if group_id not in self._groups:
-            raise NotRecorded(f"{self.path.name} has no group {group_id!r}", hint="groups() lists those that it has")
+            raise NotRecorded(f"{self.path.name} has no group {group_id!r}", hint="groups() lists the recorded groups")
         if (left_out := self.left_out.get(group_id)) is not None:
-            reason = f"its samples were left out when it was exported: {left_out.reason}"
-            hint = "forebay recording show FILE lists such groups; export once more where its bodies are whole"
+            reason = f"its samples were skipped by the export: {left_out.reason}"
+            hint = "forebay recording show FILE lists such groups; export again from a server with intact bodies"
             raise self._damaged(f"group {group_id}", reason, hint)
         return [sample for offset in self._parts.get(group_id, ()) for sample in self._samples_of(offset)]
 
     def body(self, sample: StoredSample) -> bytes:
-        """The body of a sample, as it was stored. Raises ``RecordingDamaged``, also for one that no write takes."""
+        """The body of a sample, unchanged. Raises ``RecordingDamaged``, also if a write would reject the body."""
         return self.bodies([sample])[0]
 
     def bodies(self, samples: Sequence[StoredSample]) -> list[bytes]:
-        """The bodies of samples, in that order; neighbours are unfolded together. Raises ``RecordingDamaged``."""
+        """The bodies of samples, in this order; neighbours are decompressed together. Raises ``RecordingDamaged``."""
         found = list[bytes]()
         for offset, some in groupby(samples, lambda sample: sample.location.segment):
             content = self._content(offset)
@@ -169,25 +169,25 @@ class Recording:
         return found
 
     def rows(self, steps: str | Sequence[tuple[int, int]] | None = None) -> Iterator[dict[str, Any]]:
-        """Each sample as a dict, group by group. Groups that were left out at the export have none.
+        """Each sample as a dict, group by group. Groups in ``left_out`` have none.
 
         A row has the fields of the sample's body, then ``group_id``, ``epoch``, ``slot``, ``fork``, ``became``,
-        ``reward`` and ``error`` as recorded, and its group's ``group_state`` and ``group_reason``. ``steps``, and what
-        is raised, are those of ``groups`` and ``samples``.
+        ``reward`` and ``error`` as recorded, and its group's ``group_state`` and ``group_reason``. ``steps`` and the
+        errors raised are as in ``groups`` and ``samples``.
         """
         for group in self.groups(steps):
             samples = [] if group.group_id in self.left_out else self.samples(group.group_id)
             of_group = {"group_state": group.state.value, "group_reason": group.reason}
             for sample, body in zip(samples, self.bodies(samples), strict=True):
                 fields = {name: getattr(sample.row, name) for name in _SAMPLE_FIELDS} | {"became": sample.row.outcome}
-                yield json.loads(as_json(body)) | fields | of_group  # msgspec refuses half a surrogate pair
+                yield json.loads(as_json(body)) | fields | of_group  # msgspec rejects unpaired surrogates
 
     def calls(self) -> Iterator[RecordedCall]:
-        """The calls of an engine, in the order in which they were asked. Raises ``RecordingDamaged``."""
+        """The engine calls, in the order of their requests. Raises ``RecordingDamaged``."""
         return (call for _, call in self.placed_calls())
 
     def placed_calls(self) -> Iterator[tuple[int, RecordedCall]]:
-        """The same, each with the offset of its record."""
+        """Each call with the offset of its record. Raises ``RecordingDamaged``."""
         return ((offset, self.call(offset)) for _, offset in self._calls)
 
     def call(self, offset: int) -> RecordedCall:
@@ -200,7 +200,7 @@ class Recording:
         raise self._damaged(f"byte {offset}", f"the call there cannot be read: {reason}")
 
     def verify(self) -> list[Damage]:
-        """Read all bodies; each of a group, or call, that is not what was written."""
+        """Read all bodies. Returns the damaged groups and calls."""
         found = list[Damage]()
         for group_id, offsets in self._parts.items():
             for offset in offsets if group_id not in self.left_out else ():
@@ -221,13 +221,13 @@ class Recording:
         try:
             for record in self._file.records():
                 if self._end is not None:
-                    raise DamagedRecord(record.offset, "something was added behind the end of the recording")
+                    raise DamagedRecord(record.offset, "data follows the end of the recording")
                 self._take(record.row, record.offset)
         except DamagedRecord as error:
             if not error.offset:
                 is_old = self._file.starts_with(OLD_FORMAT)
-                reason = "it has an earlier format" if is_old else "it begins with no record"
-                raise RecordingDamaged(f"{self.path.name} is no recording: {reason}", hint=WHAT_MAKES_ONE) from None
+                reason = "it has an earlier format" if is_old else "it does not start with a record"
+                raise RecordingDamaged(f"{self.path.name} is not a recording: {reason}", hint=WHAT_MAKES_ONE) from None
             raise self._damaged(f"byte {error.offset}", error.reason, AGAIN) from None
         except StorageFailed as error:
             raise RecordingDamaged(f"{self.path.name}: {error.message}", hint=OTHER_VERSION) from None
@@ -253,24 +253,26 @@ class Recording:
                 case CallRow() if self._run is None:
                     self._calls.append((row.seq, offset))
                 case _:
-                    raise ValueError(f"a recording has no {type(row).__name__} here")
+                    raise ValueError(f"{type(row).__name__} is not allowed here")
         except ValueError as error:
             raise DamagedRecord(offset, str(error)) from None
 
     def _check_end(self) -> None:
         size = self._file.size()
         if self._run is None and (self._calls or not size):
-            return  # of calls, to which more may be added: a killed recorder leaves an unfinished record
+            return  # engine calls, which may be appended to: a killed recorder leaves an unfinished record
         if self._end is None or self._file.end != size:
-            reason = f"after {self._file.end:,} bytes its last record should follow"
+            reason = f"its last record is missing after {self._file.end:,} bytes"
             message = f"{self.path.name} is cut off: {reason}"
             raise RecordingDamaged(message, hint=AGAIN, place="the file", detail=reason)
         found = len(self._groups), len(self._batches)
         if found != (self._end.num_groups, self._end.num_batches):
-            raise self._damaged("the file", f"it has {found[0]} groups and {found[1]} batches, and says otherwise")
+            raise self._damaged(
+                "the file", f"it has {found[0]} groups and {found[1]} batches, not as many as its end says"
+            )
 
     def _samples_of(self, offset: int) -> list[StoredSample]:
-        """The samples of a record. Their place is that of the record, and within the content of its body."""
+        """The samples of a record. Their location is the record's offset and their range in its decompressed body."""
         columns = self._read(offset, ColumnsRow)[0]
         samples = from_columns(columns)
         for sample in samples:
@@ -278,7 +280,7 @@ class Recording:
         return samples
 
     def _content(self, offset: int) -> bytes:
-        """The bodies of a record, one behind the other. Raises ``RecordingDamaged``."""
+        """The concatenated bodies of a record. Raises ``RecordingDamaged``."""
         columns, record = self._read(offset, ColumnsRow)
         num_bytes = sum(sample.length for sample in columns.samples)
         most = self._max_body_bytes if len(columns.samples) == 1 else PART_BYTES
@@ -303,15 +305,15 @@ class Recording:
     def _read(self, offset: int, kind: type[FileRowT]) -> tuple[FileRowT, FileRecord]:
         try:
             record = self._file.read(offset)
-        except (DamagedRecord, OSError) as error:  # since it was opened
+        except (DamagedRecord, OSError) as error:  # changed since it was opened
             raise self._damaged(f"byte {offset}", str(error)) from None
         assert isinstance(record.row, kind), "it was when the file was opened"
         return record.row, record
 
     def _of_a_run(self, found: RowT | None) -> RowT:
         if found is None:
-            hint = "`forebay recording export RUN FILE` makes one of a run"
-            raise NotRecorded(f"{self.path.name} has no run: an engine's calls alone, perhaps", hint=hint)
+            hint = "export a run with `forebay recording export RUN FILE`"
+            raise NotRecorded(f"{self.path.name} has no run; it may hold engine calls", hint=hint)
         return found
 
     def _damaged(self, place: str, reason: str, hint: str = "") -> RecordingDamaged:
@@ -319,14 +321,14 @@ class Recording:
 
 
 def open_file(path: Path) -> RecordFile:
-    """The file of a recording, of which nothing is read yet. Raises ``FileNotFoundError``, ``RecordingDamaged``."""
+    """The file of a recording, before anything is read. Raises ``FileNotFoundError``, ``RecordingDamaged``."""
     try:
         if path.is_file():
             return RecordFile(path)
         reason = ""
     except PermissionError as error:
         raise RecordingDamaged(f"{path.name}: {error.strerror}") from None
-    except OSError as error:  # a name that is too long
+    except OSError as error:  # the name is too long, for example
         reason = f": {error.strerror}"
     raise FileNotFoundError(f"there is no recording {str(path)!r:.200}{reason}")
 

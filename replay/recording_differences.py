@@ -1,4 +1,4 @@
-"""What differs between two recordings: how much of it, and the first difference of each kind."""
+"""Compares two recordings: the number of differences and the first one of each kind."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,31 +20,31 @@ COUNTED = ("groups", "samples", "tokens", "rewards")
 KINDS = ("code", "settings", *COUNTED, "bodies")
 
 _JUDGED_VALID = frozenset({"ready", "leased", "acked"})
-"""States of groups that differ only by how far a trainer has read."""
+"""States that differ only by how far a trainer has read."""
 _RUN_FIELDS = ("task_type", "input_sha256", "generator_hooks", "generator_contract")
 _NEED_NOT_SHARE = OF_ONE_START | NOT_NEEDED | {"engine_url", "num_reward_workers", "queue_size"}
-"""Fields of a payload in which a replay may differ: names, addresses, and how its processes work."""
+"""Payload fields in which a replay may differ: names, addresses, and how its processes work."""
 _VERDICT_FIELDS = ("state", "reason", "is_salvaged")
-"""Of a group that is not open any more."""
+"""Compared only if neither group is open."""
 _GROUP_FIELDS = ("instance_id", "epoch", "num_samples", "num_failed")
 _SAMPLE_FIELDS = ("uid", "slot", "outcome", "error", "rollout_id", "oldest_version", "fork", "rollout_outcome")
 
 
 class RecordingComparison:
-    """What differs between two recordings, counted as it is found."""
+    """The differences between two recordings, counted as they are found."""
 
     def __init__(self) -> None:
         self.num_different = Counter[str]()
-        """By kind. Of tokens, the positions at which the token ids of two samples differ."""
+        """By kind. For tokens: the positions at which the token ids of two samples differ."""
         self.num_compared = Counter[str]()
-        """Groups and samples that either recording has."""
+        """Groups and samples that exist in either recording."""
         self.first: dict[str, tuple[str, Difference]] = {}
-        """By kind, where the first difference is, and what it is. Empty where the recordings are equal."""
+        """By kind, the place and value of the first difference. Empty if the recordings are equal."""
         self.not_compared: dict[str, LeftOutGroup] = {}
-        """By id, groups whose samples neither recording has. Only their outcomes are compared."""
+        """By id, groups whose samples are in neither recording. Only their outcomes are compared."""
 
     def note(self, kind: str, place: str, one: Any, other: Any, number: int = 1) -> bool:
-        """Compare two values; a difference counts as ``number`` of its kind. Returns whether they differ."""
+        """Compare two values; a difference counts ``number`` times. Returns whether they differ."""
         difference = first_difference(one, other)
         if difference is not None:
             self.num_different[kind] += number
@@ -52,16 +52,16 @@ class RecordingComparison:
         return difference is not None
 
     def in_words(self, one: str, other: str) -> dict[str, str]:
-        """By kind, a line about the first difference."""
+        """By kind, a line that describes the first difference."""
         found = {kind: self.first[kind] for kind in KINDS if kind in self.first}
         return {kind: f"{place}: {each.in_words(one, other)}" for kind, (place, each) in found.items()}
 
 
 def compare_recordings(one: Recording, other: Recording) -> RecordingComparison:
-    """Compare two recordings, groups by their ids. Raises ``RecordingDamaged``.
+    """Compare two recordings, matching groups by id. Raises ``RecordingDamaged``.
 
-    Names, addresses, times, how processes worked, the order of groups, how far a trainer has read, and the field
-    ``replayed_from`` of bodies are not compared. A group that is open in one recording is compared by its samples.
+    Not compared: names, addresses, times, how processes worked, the order of groups, how far a trainer has read, and
+    the field ``replayed_from`` of bodies. If a group is open in one recording, only its samples are compared.
     """
     found, runs = RecordingComparison(), (one.run, other.run)
     found.note("code", "the code", runs[0].generator_files, runs[1].generator_files)
@@ -75,7 +75,7 @@ def compare_recordings(one: Recording, other: Recording) -> RecordingComparison:
 
 
 def _asked(run: RecordedRun, other: RecordedRun) -> dict[str, Any]:
-    """What ``run`` was started for, as far as both runs say."""
+    """What ``run`` was started with, limited to the fields known for both runs."""
     known = [name for name in _RUN_FIELDS if "" not in (getattr(run, name), getattr(other, name))]
     payload = {"reward_range": SLIME_REWARD_RANGE if run.origin == "slime" else None} | run.payload
     payload = {name: each for name, each in payload.items() if each is not None and name not in _NEED_NOT_SHARE}
@@ -109,7 +109,7 @@ def _compare_samples(found: RecordingComparison, group_id: str, one: Recording, 
 
 
 def _by_place(samples: Sequence[StoredSample]) -> dict[tuple[bool, int, int, int], StoredSample]:
-    """Samples by what pairs them: their slot and fork, members of the group first."""
+    """Samples by the key that pairs them: slot and fork, members of the group first."""
     found: dict[tuple[bool, int, int, int], StoredSample] = {}
     numbers = Counter[tuple[bool, int, int]]()
     for sample in samples:
@@ -122,7 +122,7 @@ def _by_place(samples: Sequence[StoredSample]) -> dict[tuple[bool, int, int, int
 def _differ(
     found: RecordingComparison, one: Recording, other: Recording, a: StoredSample | None, b: StoredSample | None
 ) -> bool:
-    """Whether two samples differ in anything. The caller counts them; all else is noted."""
+    """Whether two samples differ in anything. The caller counts the samples; other differences are noted here."""
     ours, theirs = (None if each is None else each.row for each in (a, b))
     sample = f"sample {next(row.uid for row in (ours, theirs) if row)}"
     differ = found.note("samples", sample, _fields(ours, _SAMPLE_FIELDS), _fields(theirs, _SAMPLE_FIELDS), 0)
@@ -138,7 +138,7 @@ def _differ(
     num_tokens = sum(x != y for x, y in zip_longest(*tokens)) if is_list else 1
     differ |= found.note("tokens", f"the tokens of {sample}", tokens[0], tokens[1], num_tokens)
     differ |= found.note("bodies", f"the body of {sample}", contents[0], contents[1])
-    # Equal as values: another spelling of the same JSON.
+    # The values are equal, but the JSON is spelled differently.
     return differ or found.note("bodies", f"the body of {sample}", _spelling(bodies[0]), _spelling(bodies[1]))
 
 
@@ -147,10 +147,10 @@ def _fields(record: msgspec.Struct | None, names: Sequence[str]) -> dict[str, An
 
 
 def _content(body: bytes) -> dict[str, Any]:
-    """A body as JSON values, arrays of a binary one as lists, without what is compared as a column."""
+    """A body as JSON values, binary arrays as lists, without the fields compared as columns."""
     try:
         content = msgspec.json.decode(as_json(body))
-    except (msgspec.DecodeError, RecursionError):  # Python reads more: half a surrogate pair, say
+    except (msgspec.DecodeError, RecursionError):  # Python reads more, such as unpaired surrogates
         return {"text": _spelling(body)}
     columns = (*_SAMPLE_FIELDS, "reward")
     return {name: each for name, each in content.items() if name not in columns} | {"is_binary": is_binary(body)}

@@ -1,4 +1,4 @@
-"""A recording on its way into a file: its records, made one after the other, and the file that they become."""
+"""Exports a recording: encodes its records one after another and writes them to a new file."""
 
 import os
 import secrets
@@ -25,26 +25,26 @@ RECORDING_TYPE = "application/vnd.forebay.recording"
 
 
 class RecordEncoder:
-    """Makes the bytes of a file, record by record: the run, the samples of each group and then itself, the batches.
+    """Encodes a file record by record: the run, then for each group its samples and its row, then the batches.
 
     Raises ``MissingExtra`` without zstandard.
     """
 
     def __init__(self, run: RecordedRun, steps: str = "") -> None:
-        """``steps`` are those that were asked for, where not all of the run is written."""
+        """``steps`` is the selection, if only part of the run is exported."""
         self.made = EndRow(by=f"forebay {version('forebay')}", at_s=time.time(), steps=steps)
         self._run = run
         self._compress = compressor()
         self._offset = 0
         self._counted = 0, 0
-        """Samples and bytes of the groups that are there by now."""
+        """Samples and bytes of the groups encoded so far."""
 
     def run(self) -> bytes:
         """The first record."""
         return self._record(self._run)
 
     def samples(self, samples: Sequence[StoredSample], bodies: Sequence[bytes]) -> bytes:
-        """Samples of one group. Their bodies are compressed together: at most ``recording.PART_BYTES``, or one."""
+        """Samples of one group, with bodies compressed together: at most ``recording.PART_BYTES``, or a single body."""
         first, columns, offset = samples[0].row, [], 0
         for sample, body in zip(samples, bodies, strict=True):
             columns.append(to_columns(StoredSample(sample.row, Location(SEGMENT, offset, len(body)))))
@@ -62,22 +62,22 @@ class RecordEncoder:
         return self._record(row, self._compress(b"".join(bodies)))
 
     def group(self, group: GroupRow, left_out: str = "") -> bytes:
-        """A group. With ``left_out``, which says why, its samples do not count: some of them cannot be read."""
+        """A group. ``left_out`` gives the reason if samples cannot be read; then none of its samples count."""
         if left_out:
             self.made.num_samples, self.made.num_bytes = self._counted
             self.made.left_out.append(LeftOutGroup(group.group_id, group.instance_id, group.epoch, left_out))
         self._counted = self.made.num_samples, self.made.num_bytes
         self.made.num_groups += 1
-        # A traceback may name what is nobody else's.
+        # A traceback may contain private details.
         return self._record(msgspec.structs.replace(group, detail=""))
 
     def batch(self, batch: BatchRow) -> bytes:
-        """A batch, without what hooks said of it."""
+        """A batch, without the output of hooks."""
         self.made.num_batches += 1
         return self._record(msgspec.structs.replace(batch, meta_info={}))
 
     def end(self, failure: ForebayError | None = None) -> bytes:
-        """The last record; with ``failure``, the rest cannot be sent."""
+        """The last record. ``failure`` means that the rest cannot be sent."""
         if failure is not None:
             self.made.failure, self.made.failure_hint = failure.message, failure.hint
         return self._record(self.made)
@@ -89,10 +89,10 @@ class RecordEncoder:
 
 
 class NewRecording:
-    """What is written to it becomes the file ``path``, once the ``with`` block has ended without an error.
+    """Writes a new recording, which appears at ``path`` when the ``with`` block ends without an error.
 
-    Raises ``InvalidInput`` where something is there already, or no folder for it; ``StorageFailed`` where the disk
-    takes no more; ``ForebayError`` for what is not a whole recording.
+    Raises ``InvalidInput`` if ``path`` exists or has no parent folder; ``StorageFailed`` on a write error;
+    ``ForebayError`` if the recording is incomplete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class NewRecording:
         self._path = path
         self._draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         self.made: EndRow
-        """What it has, after the block."""
+        """The last record of the file; set after the block."""
 
     def __enter__(self) -> Self:
         with self._disk():
@@ -118,7 +118,7 @@ class NewRecording:
             self._draft.unlink(missing_ok=True)
 
     def write(self, piece: bytes) -> int:
-        """Take the next bytes; how many they were."""
+        """Append bytes. Returns their number."""
         with self._disk():
             return self._file.write(piece)
 
@@ -132,10 +132,10 @@ class NewRecording:
             sync_directory(self._path.absolute().parent)
 
     def _publish(self) -> None:
-        """Give the file its name. Raises ``InvalidInput`` where another has it by now: it took a while."""
+        """Give the file its name. Raises ``InvalidInput`` if ``path`` has been created meanwhile."""
         try:
             os.link(self._draft, self._path)
-        except OSError:  # it is there; or the file system knows no links
+        except OSError:  # it exists, or the file system has no hard links
             check_new(self._path)
             self._draft.replace(self._path)
 
@@ -144,28 +144,28 @@ class NewRecording:
         try:
             yield
         except OSError as error:
-            hint = "the folder must be writable, and have room for the whole recording; nothing is left of it there"
+            hint = "the folder must be writable and have room for the whole recording; the partial file was removed"
             raise StorageFailed(
                 error.strerror or str(error), what=f"{self._path} cannot be written", hint=hint
             ) from error
 
 
 def check_new(path: Path) -> None:
-    """Raise ``InvalidInput`` unless a file may be made at ``path``: nothing is ever overwritten."""
+    """Raise ``InvalidInput`` unless a file can be created at ``path``. Nothing is ever overwritten."""
     if os.path.lexists(path):
-        raise InvalidInput(f"{path} exists", hint="give another FILE, or remove it", field="file")
+        raise InvalidInput(f"{path} exists", hint="choose another FILE, or remove it", field="file")
     if not path.absolute().parent.is_dir():
-        raise InvalidInput(f"there is no folder {str(path.absolute().parent)!r}", hint="make it first", field="file")
+        raise InvalidInput(f"there is no folder {str(path.absolute().parent)!r}", hint="create it first", field="file")
 
 
 def _whole(draft: Path) -> EndRow:
-    """What a file has that a server sent. Raises ``ForebayError`` unless it has sent everything."""
+    """The last record of a file sent by a server. Raises ``ForebayError`` unless the file is complete."""
     try:
         with Recording.open(draft) as recording:
             made = recording.made
     except (RecordingDamaged, NotRecorded) as error:
-        hint = "export once more; nothing was left of this one"
-        raise ForebayError(f"the server's reply is no whole recording: {error.message}", hint=hint) from None
+        hint = "export again; the incomplete file was removed"
+        raise ForebayError(f"the server's reply is not a whole recording: {error.message}", hint=hint) from None
     if made.failure:
         raise ForebayError(made.failure, hint=made.failure_hint)
     return made

@@ -1,4 +1,4 @@
-"""An exported file as a source: a ``Recording`` in threads, so that no event loop waits for the disk."""
+"""An exported file as a source. A ``Recording`` is read in threads, so that the event loop never waits for the disk."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from forebay.replay.source import Source
 
 
 class RecordingFile(Source):
-    """The file ``path``. Leave it with ``async with``, or ``close`` it."""
+    """The file ``path``. Use ``async with``, or ``close`` it."""
 
     def __init__(self, path: Path | str, max_body_bytes: int = MAX_BODY_BYTES) -> None:
-        """Raises ``FileNotFoundError``, ``NotRecorded``; ``RecordingDamaged`` for no recording, or a damaged one."""
+        """Raises ``FileNotFoundError``, ``NotRecorded``; ``RecordingDamaged`` if it is damaged or not a recording."""
         self.recording = Recording(path, max_body_bytes)
         try:
             self._run = self.recording.run
@@ -30,12 +30,12 @@ class RecordingFile(Source):
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.recording.close()
 
     @property
     def run(self) -> RecordedRun:
-        """What it is a recording of."""
+        """The recorded run."""
         return self._run
 
     async def groups(self) -> Sequence[GroupRow]:
@@ -47,17 +47,17 @@ class RecordingFile(Source):
         return self.recording.batches()
 
     async def samples(self, group_ids: Sequence[str]) -> Mapping[str, Sequence[StoredSample]]:
-        """By group, all that name it. Raises ``RecordingDamaged`` for one that was left out."""
+        """By group, all samples that name it. Raises ``RecordingDamaged`` for a group in ``left_out``."""
         return await asyncio.to_thread(lambda: {key: self.recording.samples(key) for key in group_ids})
 
-    def has_body(self, sample: StoredSample) -> bool:  # noqa: ARG002 - as a source is asked
-        """A file has every body."""
+    def has_body(self, sample: StoredSample) -> bool:  # noqa: ARG002 - part of the protocol
+        """Always true: a file has every body."""
         return True
 
     async def bodies(self, samples: Sequence[StoredSample]) -> Sequence[bytes]:
-        """Their bodies, in that order. Raises ``RecordingDamaged`` for one that is damaged."""
+        """The bodies of samples, in this order. Raises ``RecordingDamaged`` if one is damaged."""
         return await asyncio.to_thread(self.recording.bodies, samples)
 
     def left_out(self) -> Mapping[str, str]:
-        """By id, the groups that the file has without their samples, and why."""
+        """By id, the groups that were exported without their samples, and why."""
         return {key: each.reason for key, each in self.recording.left_out.items()}

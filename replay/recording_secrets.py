@@ -1,4 +1,4 @@
-"""What no file has: keys, tokens, and the logins in addresses, however deep in a payload, or a reply, they are."""
+"""Removes secrets before anything is written to a file: keys, tokens, and logins in addresses, at any depth."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 from forebay.core.records.recording_rows import RecordedRun
 
-# Not any ``key`` or ``token``: ``prompt_key`` names a column, ``eos_token`` what ends a text.
+# Not every ``key`` or ``token``: ``prompt_key`` names a column, ``eos_token`` the end of a text.
 _is_secret_name = re.compile(
     r"""
     (.*[_.-])? ((run|access|secret|private)[_.-]?keys? | secrets? | passw(or)?ds? | passphrase | authorization
@@ -20,7 +20,7 @@ _is_secret_name = re.compile(
 _is_address_name = re.compile(
     r"(.*[_.-])?(.*ur[il]|addr(ess)?|endpoint|host(name)?|prox(y|ie)|webhook|server)(e?s)?", re.IGNORECASE
 ).fullmatch
-# A scheme, a name with a port (not the time of a day), or the numbers of an address.
+# A scheme, a name with a port (not a time of day), or an IP address.
 _holds_address = re.compile(
     r"://|(^|[\s,;@])(?=[^\s:]*[a-z.])[\w.-]+:\d{1,5}\b|\[[\da-f:]+\]|\b\d+(\.\d+){3}\b", re.IGNORECASE
 ).search
@@ -29,16 +29,16 @@ _key_in_query = re.compile(r"(?<=[?&])((?:api[_-]?key|access[_-]?token|key|token
 
 
 def without_secrets(run: RecordedRun) -> RecordedRun:
-    """``run`` as it may be given to others.
+    """``run`` without secrets, safe to share.
 
-    Fields that are named like a secret are left out, and addresses lose user name, password and keys in their query.
+    Fields named like a secret are removed. Addresses lose user name, password and keys in their query.
     """
     fields = {name: cleaned(getattr(run, name)) for name in run.__struct_fields__}
     return msgspec.structs.replace(run, **fields)
 
 
 def cleaned(value: Any) -> Any:
-    """A JSON value without what is secret in it."""
+    """A JSON value without its secrets."""
     if isinstance(value, dict):
         return {_text(name): cleaned(each) for name, each in value.items() if not _is_secret_name(str(name))}
     if isinstance(value, list | tuple):
@@ -47,7 +47,7 @@ def cleaned(value: Any) -> Any:
 
 
 def is_own_affair(name: str, value: Any) -> bool:
-    """Whether a field of a payload holds, however deep, an address or what is named like a secret: never of a file."""
+    """Whether a payload field has, at any depth, an address or a name like a secret's. Such fields go into no file."""
     left = [(name, value)]
     while left:  # no recursion: a file may be nested as deeply as its reader allows
         name, value = left.pop()
@@ -63,10 +63,10 @@ def is_own_affair(name: str, value: Any) -> bool:
 
 
 def without_keys(path: str) -> str:
-    """The path of a request, with its query, without the values of keys in that."""
+    """A request path without the values of keys in its query."""
     return _key_in_query.sub(r"\1", path)
 
 
 def _text(text: str) -> str:
-    """Also of a text that holds several addresses, as ``remote_engine_url`` may, or a traceback."""
+    """Cleans every address in a text, such as ``remote_engine_url`` or a traceback."""
     return _key_in_query.sub(r"\1", _login.sub("", text)) if "://" in text else text

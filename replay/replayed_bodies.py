@@ -1,6 +1,6 @@
-"""The body of a replayed sample: as it was recorded, but for its last field ``replayed_from``, which names that sample.
+"""Bodies of replayed samples: the recorded body plus a last field ``replayed_from``, which names the recorded sample.
 
-And how many tokens of it an engine had sampled: what a replay need not pay for again.
+Also counts the tokens that an engine sampled, which a replay need not generate again.
 """
 
 import msgspec
@@ -9,20 +9,20 @@ from forebay.core.binary_sample import Field, is_binary, unpack, value_of
 
 _OPENING = b',"replayed_from":{"run_id":'
 _WINDOW = 16 << 10
-"""The field is within so many bytes at the end: a uid of 1 024 characters takes at most 6 KiB."""
+"""The field is within this many last bytes: a uid of 1 024 characters takes at most 6 KiB."""
 MAX_MASK_BYTES = 16 << 20
-"""Of a mask in JSON that is counted: as objects it takes sixteen times as much."""
+"""The largest JSON mask that is counted: decoded, it takes sixteen times the memory."""
 _ZERO = b"\0"
 
 
 class ReplayedFrom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which recorded sample a body is of."""
+    """The recorded sample from which a body comes."""
 
     run_id: str
     uid: str
-    """As it was recorded."""
+    """The uid in the recording."""
     substitute: bool
-    """Whether it is of another epoch than the sample whose place it has."""
+    """Whether the sample replaces one of another epoch."""
 
 
 class _Tail(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,9 +41,9 @@ _decode_mask = msgspec.json.Decoder(list[float]).decode
 
 
 def splice(body: bytes, run_id: str, uid: str, *, substitute: bool = False) -> bytes:
-    """``body``, JSON or binary, with ``replayed_from`` before its last brace, in place of one that it has.
+    """``body``, JSON or binary, with ``replayed_from`` inserted or replaced before its last brace.
 
-    What stands before it keeps its place, thus the span of a reward holds for both.
+    Everything before the field keeps its position, so the span of a reward stays valid.
     """
     plain = strip(body)
     end = plain.rfind(b"}")
@@ -52,13 +52,13 @@ def splice(body: bytes, run_id: str, uid: str, *, substitute: bool = False) -> b
 
 
 def strip(body: bytes) -> bytes:
-    """``body`` as it was recorded: without the field that ``splice`` has set."""
+    """``body`` without the field that ``splice`` inserts."""
     at = _field_start(body)
     return body if at is None else body[:at] + body[body.rfind(b"}") :]
 
 
 def replayed_from(body: bytes) -> ReplayedFrom | None:
-    """Which recorded sample it is; None for one that was generated."""
+    """The recorded sample of a body; None if the sample was generated."""
     at = _field_start(body)
     return None if at is None else _decode_tail(b"{" + body[at + 1 :]).replayed_from
 
@@ -68,7 +68,7 @@ def _field_start(body: bytes) -> int | None:
     if at < 0:
         return None
     try:
-        # The same text in an object within the body has another brace behind it.
+        # The same text in a nested object would be followed by another brace.
         _decode_tail(b"{" + body[at + 1 :])
     except msgspec.DecodeError:
         return None
@@ -76,7 +76,7 @@ def _field_start(body: bytes) -> int | None:
 
 
 def sampled_tokens(body: bytes) -> int:
-    """Those that its loss mask names, else its ``response_length``; 0 where the sample tells neither."""
+    """Sampled tokens by the loss mask, or ``response_length`` without one; 0 if the sample has neither."""
     if not is_binary(body):
         return _in_json(body)
     sample = unpack(body)
@@ -88,13 +88,13 @@ def sampled_tokens(body: bytes) -> int:
 def _in_json(text: bytes) -> int:
     try:
         counted = _decode_counted(text)
-    except (msgspec.DecodeError, RecursionError):  # stored by an earlier version, which let it pass
+    except (msgspec.DecodeError, RecursionError):  # stored by an earlier version, which did not check it
         return 0
     if isinstance(counted.loss_mask, msgspec.Raw):
         if memoryview(counted.loss_mask).nbytes > MAX_MASK_BYTES:
             return 0
         try:
-            # Masks of zeros and ones; a weight between them is of a token that was sampled as well.
+            # A mask has zeros and ones; a weight in between also marks a sampled token.
             return sum(map(bool, _decode_mask(counted.loss_mask)))
         except msgspec.DecodeError:
             return 0

@@ -1,6 +1,6 @@
-"""The recorded calls of a file: which answer is whose, and which request is nearest to one that has none.
+"""The recorded calls of a file: finds the answer to a request, or the nearest request if there is none.
 
-The k-th of equal requests gets the k-th answer, of its own lane first. No answer is given twice.
+The k-th of equal requests gets the k-th answer, from its own lane first. No answer is given twice.
 """
 
 from collections import defaultdict, deque
@@ -14,11 +14,11 @@ from forebay.replay.recorded_calls import CallReply, RecordedCall
 from forebay.replay.recording import Recording
 
 MAX_COMPARED = 64
-"""Recorded requests that a miss is compared with."""
+"""How many recorded requests a miss is compared with."""
 
 
 class AllGiven(Exception):
-    """The request was recorded, and every answer has been given."""
+    """The request was recorded, but every answer has been given."""
 
     def __init__(self, num_answers: int) -> None:
         super().__init__(num_answers)
@@ -27,29 +27,29 @@ class AllGiven(Exception):
 
 @dataclass(slots=True)
 class EqualAnswers:
-    """Those of equal requests. ``lanes`` has the numbers of all, ``left`` of those that were not given yet."""
+    """The answers to equal requests, by number. ``lanes`` has all numbers, ``left`` those not given yet."""
 
     lanes: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     left: dict[str, deque[int]] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
-    """The one that was given last in a lane."""
+    """The answer given last in each lane."""
 
     @property
     def first(self) -> int:
         return min(min(lane) for lane in self.lanes.values())
 
     def add(self, lane: str, seq: int) -> None:
-        """One more, that may be given."""
+        """Add an answer that may be given."""
         self.lanes[lane].append(seq)
         self.left.setdefault(lane, deque()).append(seq)
 
     def pop(self, lane: str) -> int | None:
-        """The next one: of this lane, of none, of any; None where all have been given."""
+        """The next answer: from this lane, from none, or from any; None if all have been given."""
         own = self.left.get(lane) or self.left.get("") or self._of_another()
         return own.popleft() if own else None
 
     def refill(self, lane: str) -> None:
-        """Let the answers of this lane be given once more, those of all lanes where it had none."""
+        """Make the answers of this lane available again, or those of all lanes if it has none."""
         for each in [lane] if lane in self.lanes else list(self.lanes):
             self.left[each] = deque(self.lanes[each])
 
@@ -59,10 +59,10 @@ class EqualAnswers:
 
 
 class Cassette:
-    """The calls of the file ``path``, which is read while others are added to it.
+    """The calls in the file ``path``, to which others may be appended meanwhile.
 
-    ``wraps``: after the last answer to a request comes its first again. Raises ``FileNotFoundError``,
-    ``RecordingDamaged`` for what is no recording, or damaged anywhere, ``InvalidInput`` if ``match`` fails.
+    ``wraps``: after the last answer to a request, start over with the first. Raises ``FileNotFoundError``,
+    ``RecordingDamaged`` if the file is not a recording or is damaged anywhere, ``InvalidInput`` if ``match`` fails.
     """
 
     def __init__(self, path: Path, *, wraps: bool = False, match: Match | None = None) -> None:
@@ -71,7 +71,7 @@ class Cassette:
         self._answers: dict[bytes, EqualAnswers] = {}
         self._by_path: defaultdict[tuple[str, str], dict[bytes, None]] = defaultdict(dict)
         self._offsets: dict[int, int] = {}
-        """The record of each call, by its number."""
+        """The offset of each call's record, by number."""
         self._recording = Recording.open(path)
         try:
             for offset, call in self._recording.placed_calls():
@@ -84,19 +84,19 @@ class Cassette:
             raise
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the file."""
         self._recording.close()
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def unused(self) -> list[CallRequest]:
-        """The calls of the file that sampled, and whose answers were not given, in order. Works after ``close``."""
+        """The recorded calls that sampled and whose answers were not given, in order. Works after ``close``."""
         with Recording.open(self._recording.path) as recording:
             return [recording.call(self._offsets[seq]).request for seq in sorted(self._unused)]
 
     def add_given(self, request: CallRequest, seq: int, offset: int) -> None:
-        """One that has been added to the file, and given."""
+        """Register a call that has been appended to the file, and whose answer has been given."""
         request = request.matched(self._match)
         self._add(request, seq, offset)
         self._answers[request.digest].left[request.lane].remove(seq)
@@ -128,21 +128,21 @@ class Cassette:
         return seq
 
     def nearest(self, request: CallRequest) -> str:
-        """In words, the recorded request that is most like this one, and in what it differs first."""
+        """Describe the recorded request most similar to this one, and the first difference."""
         request = request.matched(self._match)
         found = self._most_like(request)
         if found is None:
             others = ", ".join(sorted({path for method, path in self._by_path if method == request.method}))
-            return f"nothing was recorded for this path{', but for ' if others else ''}{others[:1_000]}"
+            return f"nothing was recorded for this path{', only for ' if others else ''}{others[:1_000]}"
         seq, recorded = found
         difference = first_difference(recorded.counts, request.counts)
-        words = "its body is no JSON" if difference is None else difference.in_words("recorded", "now")
+        words = "its body is not JSON" if difference is None else difference.in_words("recorded", "now")
         where = f" (group and slot {recorded.lane})" if recorded.lane else ""
         return f"the nearest recorded request is call {seq}{where}; {words}"
 
     def _most_like(self, request: CallRequest) -> tuple[int, CallRequest] | None:
         known = [self._answers[digest] for digest in self._by_path.get((request.method, request.path), ())]
-        # Of its own lane first: a conversation that went another way is most often one with itself.
+        # Its own lane first: a diverging conversation is most similar to its own recording.
         known.sort(key=lambda answers: request.lane not in answers.lanes)
         text, best, best_score = request.counted_text, None, -1.0
         for answers in known[:MAX_COMPARED]:
@@ -163,7 +163,7 @@ class Cassette:
 
 
 def _likeness(one: bytes, other: bytes) -> float:
-    """The share of both that is the same from the beginning on, and from the end."""
+    """The share of both texts covered by their common prefix and suffix."""
     size = min(len(one), len(other))
     begin = _num_equal(size, lambda count: one[:count] == other[:count])
     end = _num_equal(size - begin, lambda count: one[len(one) - count :] == other[len(other) - count :])
@@ -171,7 +171,7 @@ def _likeness(one: bytes, other: bytes) -> float:
 
 
 def _num_equal(size: int, holds: Callable[[int], bool]) -> int:
-    """The largest count up to ``size`` for which it holds, as it does for all that are smaller."""
+    """The largest count up to ``size`` for which ``holds`` is true; it is true for all smaller counts, too."""
     low, high = 0, size
     while low < high:
         middle = (low + high + 1) // 2

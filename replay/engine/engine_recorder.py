@@ -1,4 +1,4 @@
-"""A recorder stands before an engine: everything goes through it, and what is answered is kept in a file."""
+"""A recorder runs in front of an engine: it forwards every request and stores the answers in a file."""
 
 import asyncio
 import logging
@@ -25,26 +25,25 @@ from forebay.web.serving import entered_in_thread
 logger = logging.getLogger(__name__)
 
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
-"""Headers of a call with which the engine is asked what it is."""
+"""Headers of a call that are also used to ask the engine for its facts."""
 PATIENCE_S, PAUSE_S = 1.0, 60.0
-"""An engine that was asked in vain for longer than the first is asked again after the second."""
+"""If asking for facts fails and takes longer than the first, the next attempt waits for the second."""
 IS_ROUTER = (
-    "%s is a router: its workers are hidden from clients, so that no call goes past the recording, and replies that "
-    "came through it have no token ids; for those, record a worker"
+    "%s is a router: its workers are hidden from clients, so that no call bypasses the recording, and replies that "
+    "came through it have no token ids; for token ids, record a worker"
 )
 
 
 class EngineRecorder(ServedEngine):
-    """A server on a free port (or ``port``) of ``host`` that asks the engine at ``upstream``, and adds to ``file``.
+    """A server on a free port (or ``port``) of ``host`` that forwards to ``upstream`` and records to ``file``.
 
-    Enter with ``async with``, or with ``with recorder.in_thread()``; ``url`` is given to whoever would get the
-    engine's. Streams are passed on as they come. Headers of requests go to the engine and are not kept. Leaving
-    gives calls in flight 2 s, breaks off what is left (``num_broken_off``) without recording it, and returns when all
-    is in the file.
+    Enter with ``async with``, or with ``with recorder.in_thread()``. Give ``url`` to clients in place of the engine's.
+    Streams are forwarded as they arrive. Request headers are forwarded but not stored. On exit, calls in flight have
+    2 s to end; later ones are cut off without being recorded (``num_broken_off``), and the file is closed.
 
-    Raises ``InvalidInput`` for an ``upstream`` that is no http(s) address and a name among ``allowed_hosts`` that is
-    none; entering raises it where it cannot listen or ``file`` cannot be written, ``RecordingDamaged`` where that is
-    no recording, ``MissingExtra`` without zstandard.
+    Raises ``InvalidInput`` for an ``upstream`` that is not an http(s) address, or an invalid name in
+    ``allowed_hosts``. Entering raises ``InvalidInput`` if it cannot listen or cannot write ``file``,
+    ``RecordingDamaged`` if ``file`` is not a recording, ``MissingExtra`` without zstandard.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class EngineRecorder(ServedEngine):
 
     @property
     def num_recorded(self) -> int:
-        """The answers that were added to the file, those in which the engine says what it is among them."""
+        """The answers that were added to the file, including the engine's facts about itself."""
         return self._recording.writer.num_written
 
     @property
@@ -74,12 +73,12 @@ class EngineRecorder(ServedEngine):
 
     @contextmanager
     def in_thread(self) -> Iterator[Self]:
-        """Serve from a thread of its own, for code without an event loop. Raises what entering it raises, here."""
+        """Serve from a separate thread, for code without an event loop. Raises the errors of entering."""
         with entered_in_thread(self, "engine-recorder"):
             yield self
 
     async def enter(self, stack: AsyncExitStack) -> None:
-        """Open the file, and serve."""
+        """Open the file and start serving."""
         writer = await asyncio.to_thread(CallWriter, self._file)
         stack.push_async_callback(asyncio.to_thread, writer.close)
         stack.push_async_callback(self._upstream.close)
@@ -89,14 +88,14 @@ class EngineRecorder(ServedEngine):
 
     async def _answer(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> None:
         if request.route == WORKERS:
-            await send_error(send, HTTPStatus.NOT_FOUND, "a recorder stands before one engine")
+            await send_error(send, HTTPStatus.NOT_FOUND, "a recorder serves a single engine and lists no workers")
             return
         await self._recording.ask_facts(scope["headers"])
         await self._recording.relay(request, scope, receive, send)
 
 
 class UpstreamRecording:
-    """Calls that are passed on to ``upstream`` and given to ``writer``."""
+    """Forwards calls to ``upstream`` and passes them to ``writer``."""
 
     def __init__(self, upstream: Upstream, writer: CallWriter) -> None:
         self.writer = writer
@@ -104,13 +103,13 @@ class UpstreamRecording:
         self._knows_facts = False
         self._not_before_s = 0.0
         self._refused: set[tuple[tuple[bytes, bytes], ...]] = set()
-        """Credentials to which the engine does not tell everything."""
+        """Credentials that the engine refused for some of its facts."""
         self._asking = asyncio.Lock()
 
     async def relay(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> tuple[int, int] | None:
-        """Answer a request as the engine does; its number in the file and its record's offset, None if it has none.
+        """Forward a request and its reply. Returns the call's number and record offset, or None if it was not recorded.
 
-        Raises ``EngineUnavailable`` where nobody answers.
+        Raises ``EngineUnavailable`` if the engine does not answer.
         """
         position = self.writer.reserve()
         reply = await self._upstream.relay(request, scope, receive, send)
@@ -120,9 +119,9 @@ class UpstreamRecording:
         return None if offset is None else (position.seq, offset)
 
     async def ask_facts(self, headers: Headers) -> None:
-        """Record what the engine says of itself, once it answers; nothing happens where that is done.
+        """Record the engine's facts about itself as soon as it answers; does nothing once they are recorded.
 
-        ``headers`` are those of a call: an engine that wants a key is asked with that of its clients.
+        ``headers`` are those of a call: if the engine needs a key, the client's key is used.
         """
         if not self._knows_facts:
             given = tuple((name, value) for name, value in headers if name.lower() in CREDENTIALS)
@@ -137,7 +136,7 @@ class UpstreamRecording:
             answered = [await self._keep_fact(path, list(given)) for path in FACTS]
             workers = await self._upstream.get(WORKERS, list(given))
         except (EngineError, TimeoutError):
-            # Asked again with the next call; but calls must not wait for it one after the other.
+            # The next call asks again, but calls must not wait for this one after another.
             ended_s = time.monotonic()
             self._not_before_s = ended_s + PAUSE_S if ended_s - began_s > PATIENCE_S else 0.0
             return
@@ -148,7 +147,7 @@ class UpstreamRecording:
             logger.warning(IS_ROUTER, self._upstream.url)
 
     async def _keep_fact(self, path: str, headers: Headers) -> bool:
-        """False where the engine tells nothing to whoever has these headers."""
+        """Record one fact. Returns False if the engine refuses these headers."""
         request = CallRequest.read("GET", path, b"")
         reply = await self._upstream.get(path, headers)
         if self._is_kept(request, reply):
@@ -166,7 +165,7 @@ class UpstreamRecording:
 
 
 def _storable(request: CallRequest, reply: CallReply) -> CallReply:
-    """The reply; of what an engine says of itself without keys: SGLang's ``/server_info`` has that of the engine."""
+    """The reply as stored. Facts lose their secrets: SGLang's ``/server_info`` contains the engine's own key."""
     if request.method == "POST":
         return reply
     try:

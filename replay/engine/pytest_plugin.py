@@ -1,4 +1,4 @@
-"""The fixture ``recorded_engine`` for pytest. Every session imports this module: it loads an engine only in a test."""
+"""The pytest fixture ``recorded_engine``. Every session imports this module, so the engine is imported lazily."""
 
 from collections.abc import Iterator
 from urllib.parse import quote

@@ -1,4 +1,4 @@
-"""A recorded engine in place of a real one: the same answers to the same requests, without paying for them again."""
+"""A recorded engine replaces a real one: the same requests get the same answers, and nothing is generated again."""
 
 import asyncio
 import os
@@ -21,29 +21,29 @@ from forebay.web.serving import entered_in_thread
 
 MAX_MISSES = 1_000
 Record = Literal["missing", "once"]
-"""What ``upstream`` is asked: all that is missing from a file, or everything where there is no file yet."""
+"""When ``upstream`` is asked: for every call missing from the file, or only while the file does not exist."""
 
 
 class RecordedEngine(ServedEngine):
-    """A server on a free port (or ``port``) of ``host`` that answers as the engine did whose calls are in ``file``.
+    """A server on a free port (or ``port``) of ``host`` that replays the engine calls recorded in ``file``.
 
     Enter with ``async with``, or with ``with engine.in_thread()`` where no event loop runs::
 
         with RecordedEngine("calls.fbr").in_thread() as engine:
-            ...  # give engine.url to what is tested; engine.calls, engine.misses
+            ...  # give engine.url to the code under test; engine.calls, engine.misses
 
-    The k-th of equal requests gets the k-th recorded answer, of its own group and slot first, and none is given twice,
-    unless ``again``: after the last comes the first. ``speed`` 1 takes the time that it took, 2 half of it, 0 none.
-    What was not recorded is a 422 that tells the nearest request; with ``upstream`` that engine is asked, and its
-    answer added to ``file``.
+    The k-th of equal requests gets the k-th recorded answer, from its own group and slot first. No answer is given
+    twice, unless ``again`` is set: the answers then start over after the last one. ``speed`` 1 replays the recorded
+    delays, 2 halves them, 0 answers at once. A request that was not recorded gets a 422 that names the nearest recorded
+    one. With ``upstream``, that engine is asked instead, and its answer is added to ``file``.
 
-    With ``record="once"``, ``upstream`` is asked only while there is no ``file``: the first time makes it, and later
-    ones replay it. ``match`` gets the body of each request as JSON and returns what to compare, without the parts that
-    change, such as dates or ids.
+    With ``record="once"``, ``upstream`` is asked only while ``file`` does not exist: the first run creates it, and
+    later runs replay it. ``match`` gets the body of each request as JSON and returns what to compare, without the
+    parts that change, such as dates or ids.
 
-    Leaving raises ``NotRecorded`` for what is in ``misses``: a test that expects misses looks at them, and clears the
-    list. Entering raises ``NotRecorded`` for a file without calls, ``FileNotFoundError``, ``RecordingDamaged`` for what
-    is no recording of this version's, or is damaged anywhere, and ``InvalidInput`` where it cannot listen.
+    Leaving raises ``NotRecorded`` if ``misses`` is not empty. A test that expects misses checks and clears the list.
+    Entering raises ``NotRecorded`` for a file without calls, ``FileNotFoundError``, ``RecordingDamaged`` if the file is
+    not a recording of this version or is damaged anywhere, and ``InvalidInput`` if it cannot listen.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class RecordedEngine(ServedEngine):
     ) -> None:
         super().__init__(host, port, allowed_hosts, insecure)
         if not 0 <= speed < float("inf"):
-            hint = "0: answers come at once; 1: as recorded; 2: twice as fast"
-            raise InvalidInput(f"speed must be a number from 0 on, got {speed}", hint=hint, field="speed")
+            hint = "0: answers come at once; 1: recorded speed; 2: twice as fast"
+            raise InvalidInput(f"speed must be a finite number of at least 0 (got {speed})", hint=hint, field="speed")
         if record not in get_args(Record):
-            raise InvalidInput(f"record must be 'missing' or 'once', got {record!r:.100}", field="record")
+            raise InvalidInput(f"record must be 'missing' or 'once' (got {record!r:.100})", field="record")
         self.misses: list[str] = []
-        """What was asked for and not recorded, in words; the first 1 000. May be cleared."""
+        """Describes the first 1 000 requests that were not recorded. May be cleared."""
         self._num_more_misses = 0
         self._file = Path(file)
         self._speed = speed
@@ -84,27 +84,27 @@ class RecordedEngine(ServedEngine):
 
     @property
     def calls(self) -> list[CallRequest]:
-        """The calls that got recorded answers or went to ``upstream``, as they arrived; the last 10 000, or 64 MiB."""
+        """The last calls (10 000, or 64 MiB) that got recorded answers or went to ``upstream``, in order of arrival."""
         return list(self._answers.given)
 
     @property
     def unused(self) -> list[CallRequest]:
-        """The recorded calls that sampled and were not asked for, in the order of the recording."""
+        """The recorded calls that sampled and were never requested, in recorded order."""
         return self._cassette.unused()
 
     @property
     def num_misses(self) -> int:
-        """How many there were since ``misses`` was cleared, with those for which it had no room."""
+        """The number of misses since ``misses`` was cleared, including those beyond its limit."""
         return len(self.misses) + self._num_more_misses if self.misses else 0
 
     @property
     def num_recorded(self) -> int:
-        """The answers in the file."""
+        """The number of answers in the file."""
         return len(self._cassette)
 
     @contextmanager
     def in_thread(self) -> Iterator[Self]:
-        """Serve from a thread of its own, for code without an event loop. Raises what entering and leaving raise."""
+        """Serve from a separate thread, for code without an event loop. Raises the errors of entering and leaving."""
         try:
             with entered_in_thread(self, "recorded-engine"):
                 yield self
@@ -114,31 +114,31 @@ class RecordedEngine(ServedEngine):
             raise
 
     async def enter(self, stack: AsyncExitStack) -> None:
-        """Open the file, and serve."""
+        """Open the file and start serving."""
         self.misses.clear()
         recording = await self._recording(stack)
         self._cassette = await asyncio.to_thread(Cassette, self._file, wraps=self._again, match=self._match)
         stack.callback(self._cassette.close)
         if not len(self._cassette) and recording is None:
-            hint = "what was exported of a run is replayed with: forebay start --replay FILE"
-            raise NotRecorded(f"{self._file.name} has no calls of an engine", hint=hint)
+            hint = "an exported run is replayed with: forebay start --replay FILE"
+            raise NotRecorded(f"{self._file.name} has no engine calls", hint=hint)
         self._answers = ReplayAnswers(self._cassette, self._speed, recording, self._miss)
         await self.serve(stack, self._answers.answer)
-        # Called before the server shuts down: it waits for its connections, and those wait for their answers.
+        # Called before the server shuts down: the server waits for its connections, which wait for their answers.
         stack.callback(self._answers.state.stop)
 
     async def _recording(self, stack: AsyncExitStack) -> UpstreamRecording | None:
-        """The recording that ``upstream`` adds to, if there is one."""
+        """The recording that ``upstream`` adds to, or None."""
         is_new = self._record == "once" and not self._file.exists()
         if self._upstream is None and is_new:
-            how = "to make it, give upstream=URL, or run pytest --record-engine URL"
+            how = "to create it, pass upstream=URL or run pytest --record-engine URL"
             raise FileNotFoundError(f"there is no recording {str(self._file)!r:.200}: {how}")
         if self._upstream is None or (self._record == "once" and not is_new):
             return None
         if not is_new:
-            open_file(self._file).close()  # else the writer would make it
+            open_file(self._file).close()  # raises if it does not exist; the writer would create it
         writer = await asyncio.to_thread(CallWriter, self._file)
-        if is_new:  # a file without calls would be replayed the next time
+        if is_new:  # a file without calls would be replayed next time
             stack.callback(lambda: None if len(self._cassette) else self._file.unlink())
         stack.push_async_callback(asyncio.to_thread, writer.close)
         stack.push_async_callback(self._upstream.close)
@@ -153,7 +153,7 @@ class RecordedEngine(ServedEngine):
             self._num_more_misses += 1
 
     def _tell_misses(self, error: BaseException | None) -> None:
-        """Raise what was missed, or note it on what has been raised already."""
+        """Raise ``NotRecorded`` for the misses, or add them as a note to ``error``."""
         if not self.misses:
             return
         count = "a call was" if self.num_misses == 1 else f"{self.num_misses:,} calls were"
@@ -162,4 +162,4 @@ class RecordedEngine(ServedEngine):
             error.add_note(words)
             return
         how = f"remove {self._file}" if self._record == "once" else "use forebay engine record"
-        raise NotRecorded(words, hint=f"{how} to record again, or send the requests as they were recorded")
+        raise NotRecorded(words, hint=f"{how} to record again, or send the recorded requests")

@@ -1,4 +1,4 @@
-"""Requests passed on to a real engine, and its replies passed back as they come, kept part by part with their times."""
+"""Forwards requests to a real engine and its replies to the client, and keeps each part with its time."""
 
 import asyncio
 import time
@@ -21,11 +21,11 @@ OF_THE_CONNECTION = frozenset(
         *("keep-alive", "proxy-connection", "server", "te", "trailer", "transfer-encoding", "upgrade"),
     }
 )
-"""Headers that are not passed on, in either direction."""
+"""Headers that are not forwarded in either direction."""
 OF_THE_REQUEST = OF_THE_CONNECTION - {"content-encoding"}
-"""Those of requests: their bodies are passed on as they came."""
+"""Request headers that are not forwarded. Bodies are forwarded unchanged, so their encoding is kept."""
 TIMEOUT = {"connect": 10.0, "read": None, "write": None, "pool": None}
-"""An answer may take as long as its client waits."""
+"""No read timeout: an answer may take as long as its client waits."""
 FACT_TIMEOUT_S = 10.0
 STREAM = "text/event-stream"
 
@@ -33,7 +33,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Upstream:
-    """The engine at ``url``. Raises ``InvalidInput`` unless that is http(s)."""
+    """The engine at ``url``. Raises ``InvalidInput`` unless ``url`` is an http(s) address."""
 
     def __init__(self, url: str) -> None:
         if not url:
@@ -42,11 +42,11 @@ class Upstream:
         self._connections = EngineConnections()
 
     async def close(self) -> None:
-        """End its connections."""
+        """Close its connections."""
         await self._connections.aclose()
 
     async def get(self, path: str, headers: Headers) -> CallReply:
-        """What it answers to ``GET``. Raises ``EngineError``, ``TimeoutError``."""
+        """The engine's reply to ``GET path``. Raises ``EngineError``, ``TimeoutError``."""
         async with asyncio.timeout(FACT_TIMEOUT_S):
             reply = await self._sent("GET", path, b"", headers)
             try:
@@ -58,9 +58,9 @@ class Upstream:
         return CallReply(reply.status_code, reply.headers.get("content-type", ""), [(0.0, content)])
 
     async def relay(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> CallReply:
-        """Answer a request with the engine's reply; what of it came before its end, or before its client left.
+        """Answer a request with the engine's reply. Returns what arrived of it, also if the client left early.
 
-        Raises ``EngineError`` where nothing came; nothing has been sent then.
+        Raises ``EngineError`` if nothing arrived; nothing has been sent then.
         """
         relayed = _Relayed(scope, send)
         relaying = asyncio.create_task(self._pass_on(request, scope, relayed))
@@ -69,7 +69,7 @@ class Upstream:
             await asyncio.wait({relaying, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             leaving.cancel()
-            relaying.cancel()  # the engine sees that nobody waits for it any more
+            relaying.cancel()  # the engine sees that its client left
             await asyncio.gather(relaying, leaving, return_exceptions=True)
         if not relaying.cancelled():
             relaying.result()
@@ -80,7 +80,7 @@ class Upstream:
         try:
             await relayed.begin(reply)
             assert isinstance(reply.stream, httpx.AsyncByteStream)
-            async for content in reply.stream:  # plain already: a decoder of httpx's would only copy it
+            async for content in reply.stream:  # already plain: httpx's decoder would only copy it
                 await relayed.add(content)
             await relayed.end()
         except (httpx.TransportError, EngineError) as error:
@@ -93,7 +93,7 @@ class Upstream:
     async def _sent(self, method: str, path: str, body: bytes, headers: Headers) -> httpx.Response:
         passed = [(name, value) for name, value in headers if name.decode("latin-1").lower() not in OF_THE_REQUEST]
         extensions = {"timeout": dict(TIMEOUT)}
-        # No client: it would keep the cookies of one for the others, and follow redirects.
+        # No httpx client: it would share cookies between clients and follow redirects.
         request = httpx.Request(method, self.url + path, content=body, headers=passed, extensions=extensions)
         try:
             reply: httpx.Response = await self._connections.handle_async_request(request)
@@ -103,11 +103,11 @@ class Upstream:
 
 
 class _Relayed:
-    """A reply on its way to a client. One that is no stream goes out, and is kept, as one part."""
+    """A reply on its way to a client. Unless it is a stream, it is sent and stored as one part."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.is_begun = False
-        """Whether a part of it was sent."""
+        """Whether any part was sent."""
         self._scope = scope
         self._send = send
         self._began_s = time.monotonic()
@@ -118,11 +118,11 @@ class _Relayed:
 
     @property
     def reply(self) -> CallReply:
-        """What there is of it."""
+        """The reply as far as it has arrived."""
         return CallReply(self._status, self._kind, self._parts, self._is_whole)
 
     async def begin(self, reply: httpx.Response) -> None:
-        """Its status and its headers are there."""
+        """Take the status and headers."""
         self._status, self._kind = reply.status_code, reply.headers.get("content-type", "")
         self._is_stream = self._kind.startswith(STREAM)
         headers = [(name.lower(), value) for name, value in reply.headers.raw]
@@ -131,13 +131,13 @@ class _Relayed:
             await self._start(self._headers)
 
     async def add(self, content: bytes) -> None:
-        """More of its body."""
+        """Take the next part of the body."""
         self._parts.append((round(time.monotonic() - self._began_s, 6), content))
         if self._is_stream:
             await self._send({"type": "http.response.body", "body": content, "more_body": True})
 
     async def end(self) -> None:
-        """All of it is there."""
+        """Complete the reply."""
         self._is_whole = True
         if self._is_stream:
             await self._send({"type": "http.response.body", "body": b""})
@@ -148,7 +148,7 @@ class _Relayed:
         await self._send({"type": "http.response.body", "body": whole})
 
     def break_off(self) -> None:
-        """The client is to see that the rest does not come."""
+        """Cut the connection, so that the client sees that the reply is incomplete."""
         break_off(self._scope)
 
     async def _start(self, headers: Headers) -> None:

@@ -1,4 +1,4 @@
-"""How a recorded engine answers a request: out of its file, as its administration has it, or with a miss."""
+"""How a recorded engine answers a request: from its file, from its simulated administration, or with a miss."""
 
 import asyncio
 import logging
@@ -35,16 +35,16 @@ from forebay.web.replies import JSON_HEADER, ClientGone, encode, send_json
 logger = logging.getLogger(__name__)
 
 MISS_STATUS = HTTPStatus.UNPROCESSABLE_ENTITY
-"""Of the request, not of a server that is not there: clients wait for those."""
+"""A miss is an error of the request: clients would retry the status of an unavailable server."""
 MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 10_000, 64 << 20
 DONE = {"success": True, "message": "the engine is a recorded one: nothing happened"}
 MARKED = {"text": "", "output_ids": [], "meta_info": {"finish_reason": {"type": "abort", "message": "Abort"}}}
 
 
 class ReplayAnswers:
-    """Answers out of ``cassette``. ``speed`` 1 takes the recorded time, 0 none. ``recording`` is for what is missing.
+    """Answers from ``cassette``. ``speed`` 1 replays the recorded delays, 0 none. ``recording`` asks for missing calls.
 
-    ``on_miss`` gets the words of each miss.
+    ``on_miss`` is called with a description of each miss.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ReplayAnswers:
     ) -> None:
         self.state = ReplayedState()
         self.given: deque[CallRequest] = deque()
-        """The last calls that got recorded answers, or were passed on."""
+        """The last calls that got recorded answers or were forwarded."""
         self._num_given_bytes = 0
         self._cassette = cassette
         self._speed = speed
@@ -61,9 +61,9 @@ class ReplayAnswers:
         self._administration = app_of(Administration(self.state).routes())
 
     async def answer(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer to one request, whose body has been read."""
+        """Answer one request, whose body has been read."""
         if request.route == WORKERS:
-            await send_error(send, HTTPStatus.NOT_FOUND, "a recording is of one engine")
+            await send_error(send, HTTPStatus.NOT_FOUND, "a recording is of a single engine and lists no workers")
         elif request.route in HEALTH:
             await send_json(send, HTTPStatus.OK, b"")
         elif request.method != "POST":
@@ -88,13 +88,13 @@ class ReplayAnswers:
         elif self._recording is not None:
             await self._recording.relay(request, scope, receive, send)
         else:
-            # What an engine does not know is no miss: clients find out so what kind of engine it is.
+            # An unknown route is not a miss: clients probe for routes to detect the kind of engine.
             await send_error(send, HTTPStatus.NOT_FOUND, f"{request.method} {request.path} was not recorded")
 
     def _fact(self, request: CallRequest) -> CallReply | None:
         reply = self._cassette.take(request)
         if reply is None and request.path != request.route:
-            # Which part of a fact is asked for may differ; the recorder has asked for all of it.
+            # The query may differ; the recorder asked for the whole fact.
             reply = self._cassette.take(CallRequest.read(request.method, request.route, b""))
         if reply is None or reply.status != HTTPStatus.OK:
             return reply
@@ -113,7 +113,7 @@ class ReplayAnswers:
             connection = ReplyHandle.of(scope)
             await self.state.opened()
             if connection is not None and connection.is_over:
-                raise ClientGone  # it asks again, and the answer is for that
+                raise ClientGone  # the client retries, and the retry gets the answer
         try:
             reply = self._cassette.take(request)
             reason = "" if reply is not None else self._cassette.nearest(request)
@@ -124,7 +124,7 @@ class ReplayAnswers:
             return
         except AllGiven as error:
             count = f"{error.num_answers} answer{'s' if error.num_answers > 1 else ''}"
-            reply, reason = None, f"it was recorded with {count}, all given by now; --again gives them once more"
+            reply, reason = None, f"all {count} recorded for it have been given; --again starts over"
         if reply is not None:
             with self.state.answering(request.rid) as call:
                 self._remember(request)
@@ -146,7 +146,7 @@ class ReplayAnswers:
         self, request: CallRequest, recording: UpstreamRecording, scope: Scope, receive: Receive, send: Send
     ) -> None:
         logger.info("not recorded, asked upstream: %s %s", request.method, request.path)
-        self._remember(request)  # before its client has the answer, and looks for its call
+        self._remember(request)  # before the client has the answer and looks for its call
         await recording.ask_facts(scope["headers"])
         written = await recording.relay(request, scope, receive, send)
         if written is not None:
@@ -193,7 +193,7 @@ async def _send_whole(send: Send, reply: CallReply) -> None:
 
 
 def _with(reply: CallReply, changed: dict[str, Any]) -> CallReply:
-    """The reply with other values in its object, if it is one."""
+    """The reply with some fields changed, if its body is a JSON object."""
     try:
         body = msgspec.json.decode(reply.body, type=dict[str, Any])
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -203,7 +203,7 @@ def _with(reply: CallReply, changed: dict[str, Any]) -> CallReply:
 
 
 def _given(body: bytes, receive: Receive) -> Receive:
-    """``receive`` with a body before it that was read already."""
+    """``receive``, preceded by a body that has been read already."""
     messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Any:

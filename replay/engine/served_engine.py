@@ -1,4 +1,4 @@
-"""What the recorder and the recorded engine have in common: an address, and how requests come in and errors go out."""
+"""Shared by the recorder and the recorded engine: the address, reading requests, and sending errors."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -27,9 +27,9 @@ Answer = Callable[[CallRequest, Scope, Receive, Send], Awaitable[None]]
 
 
 class ServedEngine(ABC):
-    """An address that speaks an engine's wire, kept away from pages in a browser as the embedded engines are.
+    """A server that speaks an engine's protocol. Web pages are kept out, as with the embedded engines.
 
-    Raises ``InvalidInput`` for a name among ``allowed_hosts`` that is none.
+    Raises ``InvalidInput`` for an invalid name in ``allowed_hosts``.
     """
 
     def __init__(self, host: str, port: int, allowed_hosts: Sequence[str], insecure: bool) -> None:
@@ -37,9 +37,9 @@ class ServedEngine(ABC):
         self._allowed_hosts = host_patterns(allowed_hosts)
         self._insecure = insecure
         self.num_broken_off = 0
-        """Calls that were not answered to their end when it was left."""
+        """Calls that were cut off on exit."""
         self._limits: set[asyncio.Timeout] = set()
-        """Those of the calls in flight, that have none until it is left."""
+        """The time limits of the calls in flight, which are set on exit."""
         self._ends_s: float | None = None
         self._has_ended = Signal()
         self._stack = AsyncExitStack()
@@ -56,7 +56,7 @@ class ServedEngine(ABC):
 
     @abstractmethod
     async def enter(self, stack: AsyncExitStack) -> None:
-        """Open what is needed, for as long as ``stack`` is not left, and ``serve``."""
+        """Open everything that ``stack`` must close, and ``serve``."""
 
     @property
     def url(self) -> str:
@@ -67,9 +67,9 @@ class ServedEngine(ABC):
         return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
     async def serve(self, stack: AsyncExitStack, answer: Answer) -> None:
-        """Have requests answered until ``stack`` is left; calls in flight have 2 s then.
+        """Answer requests until ``stack`` is left; calls in flight then have 2 s to end.
 
-        Raises ``InvalidInput`` for an address that cannot be had.
+        Raises ``InvalidInput`` if it cannot listen on the address.
         """
         self.num_broken_off, self._ends_s = 0, None
 
@@ -79,7 +79,7 @@ class ServedEngine(ABC):
         kept_away = guarded(app, host=self._host, allowed_hosts=self._allowed_hosts, insecure=self._insecure)
         serving = serve_app(kept_away, host=self._host, port=self._port, limits=DEFAULT_LIMITS)
         self._port = await stack.enter_async_context(serving)
-        # Before the server shuts down: it would tell of what it has to break off as of an error.
+        # Before the server shuts down: it would log the calls that it cuts off as errors.
         stack.push_async_callback(self._end_calls)
 
     async def _end_calls(self) -> None:
@@ -110,7 +110,7 @@ class ServedEngine(ABC):
             if has_begun:
                 break_off(scope)
             else:
-                message = "the call was broken off: nothing is served here any more"
+                message = "the call was cut off: the server is shutting down"
                 await send_error(send, HTTPStatus.SERVICE_UNAVAILABLE, message)
         finally:
             self._limits.discard(limit)
@@ -132,20 +132,20 @@ class ServedEngine(ABC):
 
 
 def target_of(scope: Scope) -> str:
-    """The path and the query of a request, as they came."""
+    """The path and query of a request, unchanged."""
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
 
 
 async def send_error(send: Send, status: int, message: str) -> None:
-    """An error as SGLang words it, and OpenAI's clients read it."""
+    """Send an error in SGLang's format, with the field that OpenAI's clients read."""
     body: dict[str, Any] = error_body(message, status)
-    # `/generate` has its own words for errors; with these its clients find the message as well.
+    # Errors of `/generate` have a format of their own; the added field lets its clients find the message, too.
     await send_json(send, status, encode({**body, "error": {"message": message}}))
 
 
 def break_off(scope: Scope) -> None:
-    """End the connection of a request in the middle of its reply. Where its server bounds no connections it raises."""
+    """Cut the connection in the middle of a reply. If the server tracks no connections, raise ``ConnectionResetError``."""
     reply = ReplyHandle.of(scope)
     if reply is None:
         raise ConnectionResetError("the recorded reply ends here")
@@ -153,11 +153,11 @@ def break_off(scope: Scope) -> None:
 
 
 def is_refusal(status: int) -> bool:
-    """Whether it is said of who asks: of a header, and those are never stored."""
+    """Whether a status concerns the caller's credentials, which are never stored."""
     return status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 def is_answer(status: int) -> bool:
-    """Whether it is said of the request: not of who asks, nor of a server that is not there yet."""
+    """Whether a status answers the request itself, not the caller's credentials or an unavailable server."""
     not_there = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
     return not is_refusal(status) and status not in not_there

@@ -1,12 +1,12 @@
-"""Skip: on chosen steps, what a function of a trainer returned in an earlier run takes the place of calling it.
+"""Skip: on chosen steps, the result of an earlier run is loaded instead of calling a trainer's function.
 
-``SkipManager.init(config)`` (``manager``) makes of ``config.skip`` (``config``) one instance for each role that has a
-class (``base``: ``BaseSkip``, ``register_skip``). A function that is decorated with ``SkipManager.annotate(role=...)``
-asks the instance of its role whether there is a dump for this step, and else is run, and its result dumped.
+``SkipManager.init(config)`` (``manager``) creates an instance for each role in ``config.skip`` (``config``) that has a
+class (``base``: ``BaseSkip``, ``register_skip``). A function decorated with ``SkipManager.annotate(role=...)`` asks its
+role's instance for a dump of the current step. Without a dump the function runs, and its result is dumped.
 
-``rollout`` has the two roles that are built in, over the ``dumps`` of one experiment: values as JSON and safetensors
-(``values``; those of verl's trainers: ``verl``), one folder a step that is there wholly or not at all. While a function
-runs, a lock lets nothing else run it for the same step.
+``rollout`` has the two built-in roles, which use the ``dumps`` of one experiment. Values are stored as JSON and
+safetensors (``values``; for verl's types: ``verl``). Each step has one folder, which is written atomically. While a
+function runs, a lock prevents other processes from running it for the same step.
 """
 
 from forebay.replay.skip.base import SKIP_REGISTRY, BaseSkip, SkipAction, register_skip
