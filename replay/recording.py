@@ -267,9 +267,7 @@ class Recording:
             raise RecordingDamaged(message, hint=AGAIN, place="the file", detail=reason)
         found = len(self._groups), len(self._batches)
         if found != (self._end.num_groups, self._end.num_batches):
-            raise self._damaged(
-                "the file", f"it has {found[0]} groups and {found[1]} batches, not as many as its end says"
-            )
+            raise self._damaged("the file", f"it has {found[0]} groups and {found[1]} batches, but its end differs")
 
     def _samples_of(self, offset: int) -> list[StoredSample]:
         """The samples of a record. Their location is the record's offset and their range in its decompressed body."""

@@ -1,4 +1,4 @@
-"""What is replayed, whatever it lies in: a run of this server's journal, or an exported file."""
+"""The interface of what is replayed: a run in this server's journal, or an exported file."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -12,11 +12,11 @@ Recorded = tuple[SampleRow, bytes]
 
 
 class Source(Protocol):
-    """A recording, read group by group. Nothing of it changes while it is read."""
+    """A recording, read group by group. It must not change while it is read."""
 
     @property
     def run(self) -> RecordedRun:
-        """What it is a recording of."""
+        """The recorded run."""
         ...
 
     async def groups(self) -> Sequence[GroupRow]:
@@ -24,33 +24,33 @@ class Source(Protocol):
         ...
 
     async def batches(self) -> Sequence[BatchRow]:
-        """Every batch, those that were revoked too, in the order of their numbers."""
+        """Every batch, including revoked ones, by number."""
         ...
 
     async def samples(self, group_ids: Sequence[str]) -> Mapping[str, Sequence[StoredSample]]:
-        """By group, every sample that names it, late and surplus ones too, in the order in which they came.
+        """By group, every sample that names it, including late and surplus ones, in order of arrival.
 
-        Raises ``RecordingDamaged`` for a group that a file has without its samples; the others can be asked for.
+        Raises ``RecordingDamaged`` if a group was exported without its samples; the other groups can still be read.
         """
         ...
 
     def has_body(self, sample: StoredSample) -> bool:
-        """Whether its body is still there; retention removes those of a journal."""
+        """Whether its body still exists; retention removes bodies from a journal."""
         ...
 
     async def bodies(self, samples: Sequence[StoredSample]) -> Sequence[bytes]:
-        """Their bodies as they were stored, in that order.
+        """The bodies of samples, unchanged, in this order.
 
-        Raises ``StorageFailed`` (``BodyUnreadable``, ``RecordingDamaged``) for one that is gone or damaged.
+        Raises ``StorageFailed`` (``BodyUnreadable``, ``RecordingDamaged``) if one is missing or damaged.
         """
         ...
 
     async def recorded(self, samples: Sequence[StoredSample]) -> list[Recorded]:
-        """The samples with their bodies. Raises as ``bodies``, and ``BodyUnreadable`` where retention has taken one."""
+        """The samples with their bodies. Raises as ``bodies``, and ``BodyUnreadable`` if retention has removed one."""
         if not all(map(self.has_body, samples)):
             raise BodyUnreadable("retention has removed it")
         return [(sample.row, body) for sample, body in zip(samples, await self.bodies(samples), strict=True)]
 
     def left_out(self) -> Mapping[str, str]:
-        """By id, the groups of a file whose samples could not be read when it was exported, and why."""
+        """By id, the groups that were exported without their samples, and why."""
         return {}

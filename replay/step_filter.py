@@ -1,4 +1,4 @@
-"""Which batches and groups a step means, and of which steps everything is still there."""
+"""Maps steps to batches and groups, and finds the steps whose bodies all still exist."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ from forebay.replay.options import is_chosen
 from forebay.replay.source import Source
 
 GROUPS_PER_LOOK = 256
-"""Of so many groups at a time the samples are looked at."""
+"""The number of groups whose samples are read at a time."""
 
 _STANDING = frozenset({BatchState.LEASED, BatchState.ACKED})
 _Number = Callable[[BatchRow], int | None]
@@ -20,7 +20,7 @@ _Number = Callable[[BatchRow], int | None]
 def chosen_groups(
     groups: Sequence[GroupRow], batches: Sequence[BatchRow], steps: Sequence[tuple[int, int]] | None
 ) -> list[GroupRow]:
-    """The groups of ``chosen_batches``, each once, in the order in which they went out; without ``steps`` all of them.
+    """The groups of ``chosen_batches``, each once, in order of delivery; all groups if ``steps`` is None.
 
     Raises ``NotRecorded``.
     """
@@ -32,24 +32,24 @@ def chosen_groups(
 
 
 def chosen_batches(batches: Sequence[BatchRow], steps: Sequence[tuple[int, int]]) -> list[BatchRow]:
-    """The batches of these steps, by their numbers.
+    """The batches of these steps, by number.
 
-    A step is what the trainer said that a batch was for; where it never said so, the checkpoint that holds the batch;
-    where there is none, the batch's own number. Batches that were given back, expired or revoked stand for a step only
-    if no other does. Raises ``NotRecorded`` unless both ends of each range are steps that there are.
+    The step of a batch is the one announced by the trainer, else the checkpoint that contains the batch, else the
+    batch's own number: for all batches, the first of these that any batch has. Released, expired and revoked batches
+    count only if the step has no others. Raises ``NotRecorded`` unless both ends of each range were recorded.
     """
     by_step = _by_step(batches)
     missing = sorted({end for ends in steps for end in ends} - by_step.keys())
     if missing:
-        there = f"there are {ranges_text(by_step)}" if by_step else "no batch of it ever went out"
+        there = f"recorded steps: {ranges_text(by_step)}" if by_step else "no batch was ever delivered"
         named = f"steps {ranges_text(missing)} are" if len(missing) > 1 else f"step {missing[0]} is"
-        raise NotRecorded(f"{named} not recorded: {there}", hint="--steps A-B,C takes those that are", field="steps")
+        raise NotRecorded(f"{named} not recorded: {there}", hint="--steps A-B,C selects recorded steps", field="steps")
     chosen = [batch for step, held in by_step.items() if is_chosen(step, steps) for batch in held]
     return sorted(chosen, key=lambda batch: batch.number)
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
-    """As ``--steps`` takes them: ``1-4,7``."""
+    """Numbers in the format of ``--steps``: ``1-4,7``."""
     ordered = sorted(set(numbers))
     breaks = [at for at, (one, next_one) in enumerate(pairwise(ordered), 1) if next_one != one + 1]
     runs = [ordered[a:b] for a, b in pairwise([0, *breaks, len(ordered)])] if ordered else []
@@ -57,19 +57,19 @@ def ranges_text(numbers: Iterable[int]) -> str:
 
 
 async def check_bodies(source: Source, chosen: Sequence[GroupRow]) -> None:
-    """Raise ``BodiesGone`` with the steps that are left, unless the bodies of these groups are all there."""
+    """Raise ``BodiesGone``, with the steps still complete, if the body of any of these groups is gone."""
     gone = set(await _without_bodies(source, chosen))
     if not gone:
         return
     groups, batches = await source.groups(), await source.batches()
     gone.update(await _without_bodies(source, groups))
     left = [step for step, held in _by_step(batches).items() if not any(gone.intersection(b.group_ids) for b in held)]
-    hint = f"everything is left of these steps: {ranges_text(left)}" if left else "of no step everything is left"
+    hint = f"these steps are still complete: {ranges_text(left)}" if left else "no step is still complete"
     raise BodiesGone([group.group_id for group in chosen if group.group_id in gone], hint=hint)
 
 
 async def weight_versions(source: Source, groups: Sequence[GroupRow]) -> tuple[int, int] | None:
-    """The oldest and the newest weight version that samples of these groups name; None if they name none."""
+    """The oldest and newest weight versions of these groups' samples; None if the samples have none."""
     named = [
         sample.row.oldest_version
         async for found in _samples_by_group(source, groups)
@@ -104,5 +104,5 @@ async def _samples_by_group(
         keys = [group.group_id for group in groups[first : first + GROUPS_PER_LOOK]]
         try:
             yield await source.samples(keys)
-        except RecordingDamaged:  # a file, which has every body: whoever reads its groups is told which is damaged
+        except RecordingDamaged:  # a file, which has every body; reading its groups reports the damage
             continue

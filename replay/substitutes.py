@@ -1,10 +1,10 @@
-"""The rule of ``repeat``: which of those that are there takes the place of one that is missing."""
+"""The rule of ``repeat``: which available number replaces a missing one."""
 
 from collections.abc import Collection
 
 
 def substitute(wanted: int, available: Collection[int]) -> int | None:
-    """``wanted`` itself, else the largest smaller one, else the smallest larger one; None where there is none."""
+    """``wanted`` itself, else the largest smaller one, else the smallest larger one; None if nothing is available."""
     if wanted in available:
         return wanted
     smaller = [each for each in available if each < wanted]

@@ -1,10 +1,9 @@
-"""What is told of a process: logs (``log``; ``visible_text``, so that nothing breaks their entries), metrics for
-Prometheus (``metrics``), and what a child prints (``output_file``). ``numbers`` writes figures for people.
+"""Observes a process: logs (``log``; ``visible_text`` makes their entries safe), metrics for Prometheus (``metrics``),
+and the output of child processes (``output_file``). ``numbers`` formats figures for people.
 
-``tracing/`` records where the time of rollouts goes. ``trace_db`` reads that back, with the ``attempts`` of rollouts;
-``analysis/`` makes a report of it, ``render/`` shows that, and ``export/`` writes traces in the formats of others.
-For user code: ``span``, ``traceparent``, and ``EventLog`` (``event_log``), which writes verl's profile
-log.
+``tracing/`` records where the time of rollouts goes. ``trace_db`` reads traces, with the ``attempts`` of rollouts;
+``analysis/`` makes a report, ``render/`` shows it, and ``export/`` writes traces in other formats. For user code:
+``span``, ``traceparent``, and ``EventLog`` (``event_log``), which writes verl's profile log.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EventLog", "span", "traceparent"]
 
-# Every process imports the log, and few of them trace.
+# Every process imports the log, but few of them trace.
 __getattr__ = lazy_names(
     __name__,
     {

@@ -1,4 +1,4 @@
-"""The part of a trainer's configuration that lies under ``skip``, whatever it is made of: dicts, objects, OmegaConf."""
+"""The ``skip`` section of a trainer's configuration, built from dicts, objects or OmegaConf."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,37 +13,37 @@ DEFAULT_DUMP_DIR = "~/.forebay/rollout_dump"
 
 
 class SkipAction(StrEnum):
-    """What takes the place of a call. The roles that are built in know the first two."""
+    """What replaces a call. The built-in roles support the first two."""
 
     CACHE = "cache"
-    """What was dumped for this step."""
+    """The dump of this step."""
     REPEAT = "repeat"
-    """What was dumped for this step, or else for the nearest one."""
+    """The dump of this step, or else of the nearest one."""
     RANDOM = "random"
     EMPTY = "empty"
 
 
 @dataclass(frozen=True)
 class SkipConfig:
-    """What each role has. A role with fields of its own derives from it. Raises ``InvalidInput`` with the field."""
+    """Fields common to all roles; derive from it to add fields. Raises ``InvalidInput`` with the field's name."""
 
     enable: bool = False
-    """The master switch: without it the function is called, and nothing is read or written."""
+    """The master switch. If false, the function is called, and nothing is read or written."""
     dump_dir: str = DEFAULT_DUMP_DIR
     """The root of all dumps; ``~`` is the home directory."""
     steps: list[int] = field(default_factory=list)
-    """The steps on which a call may be skipped; on all others the function is called, and nothing is dumped."""
+    """The steps on which calls may be skipped. On all other steps the function is called, and nothing is dumped."""
     action: str = SkipAction.CACHE
 
     actions: ClassVar[tuple[SkipAction, ...]] = tuple(SkipAction)
-    """Which actions may be asked for."""
+    """The actions that may be configured."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.enable, bool):
-            raise InvalidInput(f"{self.enable!r} is neither true nor false", field="enable")
+            raise InvalidInput(f"must be true or false (got {self.enable!r})", field="enable")
         if not isinstance(self.dump_dir, str | Path) or not str(self.dump_dir):
-            raise InvalidInput(f"{self.dump_dir!r} is no folder", field="dump_dir")
-        # Frozen, so that nobody changes it past these checks; they bring what was given into one form.
+            raise InvalidInput(f"must be the path of a folder (got {self.dump_dir!r})", field="dump_dir")
+        # Frozen, so that the values stay as checked; here they are normalised.
         object.__setattr__(self, "dump_dir", str(self.dump_dir))
         object.__setattr__(self, "steps", _checked_steps(self.steps))
         if self.action not in self.actions:
@@ -52,22 +52,22 @@ class SkipConfig:
 
 
 def _checked_steps(steps: Any) -> list[int]:
-    steps = steps.tolist() if hasattr(steps, "tolist") else steps  # an array of NumPy
+    steps = steps.tolist() if hasattr(steps, "tolist") else steps  # a NumPy array
     if not isinstance(steps, Sequence) or isinstance(steps, str | bytes):
-        raise InvalidInput(f"{steps!r} is no list of steps", field="steps")
+        raise InvalidInput(f"must be a list of steps (got {steps!r})", field="steps")
     for number, step in enumerate(steps):
-        # True is an int to Python, and would be step 1.
+        # To Python, True is an int and would mean step 1.
         if isinstance(step, bool) or not hasattr(step, "__index__") or step < 0:
-            raise InvalidInput(f"{step!r} is no step: an integer from 0 on", field=f"steps[{number}]")
+            raise InvalidInput(f"a step must be an integer of at least 0 (got {step!r})", field=f"steps[{number}]")
     return [int(step) for step in steps]
 
 
 @dataclass(frozen=True)
 class RolloutSkipConfig(SkipConfig):
-    """What the roles ``rollout`` and ``async_rollout`` have."""
+    """Configuration of the roles ``rollout`` and ``async_rollout``."""
 
     on_mismatch: str = "warn"
-    """What a call with other arguments than the dump's does: ``warn`` and load, ``run`` the function, or ``raise``."""
+    """If a call's arguments differ from the dump's: ``warn`` and load the dump, ``run`` the function, or ``raise``."""
 
     actions: ClassVar[tuple[SkipAction, ...]] = (SkipAction.CACHE, SkipAction.REPEAT)
 
@@ -83,21 +83,21 @@ AsyncRolloutSkipConfig = RolloutSkipConfig
 
 
 class SkipManagerConfig:
-    """What lies under ``skip``: ``roles`` by their names, which are attributes, too."""
+    """The ``skip`` section: ``roles`` by name. Each role is also an attribute."""
 
     def __init__(self, roles: Mapping[str, SkipConfig] | None = None) -> None:
         built_in = {"rollout": RolloutSkipConfig(), "async_rollout": AsyncRolloutSkipConfig()}
         self.roles = dict(built_in if roles is None else roles)
 
     def __getattr__(self, role: str) -> SkipConfig:
-        # Only for what is not there otherwise; `roles` is not while an instance is being copied.
+        # Called only for missing attributes; while an instance is copied, `roles` is one of them.
         if role != "roles" and role in self.roles:
             return self.roles[role]
         raise AttributeError(f"the role {role} is not configured")
 
     @classmethod
     def of(cls, config: object, kinds: Mapping[str, type[SkipConfig]]) -> "SkipManagerConfig":
-        """That of a trainer's configuration; ``kinds`` has the class of each role's. Raises ``InvalidInput``."""
+        """Read a trainer's configuration. ``kinds`` maps roles to configuration classes. Raises ``InvalidInput``."""
         roles = {}
         for role, given in _entries(read(config, "skip"), "skip").items():
             if role in kinds:
@@ -113,7 +113,7 @@ _TQ_HINT = "groups that go straight into a queue are replayed as a run, not skip
 
 
 def _is_unused_rollout_tq(role: str, given: object) -> bool:
-    """verl's own file of defaults has this role, switched off."""
+    """verl's default configuration contains this role, disabled."""
     return role == _TQ and not read(given, "enable")
 
 
@@ -131,7 +131,7 @@ def _role_config(role: str, given: object, kind: type[SkipConfig]) -> SkipConfig
 
 
 def _entries(given: object, place: str) -> dict[str, Any]:
-    """What a dict, an object or a configuration of OmegaConf has, by name; ``_target_`` is Hydra's own."""
+    """The fields of a dict, an object or an OmegaConf configuration by name, without Hydra's ``_target_``."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -147,26 +147,26 @@ def _entries(given: object, place: str) -> dict[str, Any]:
 
 
 def read(config: object, dotted: str) -> Any:
-    """What lies at ``dotted`` in a configuration of dicts and objects; None where it has nothing."""
+    """The value at ``dotted`` in a configuration of dicts and objects; None if missing."""
     for name in dotted.split("."):
         config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
     return config
 
 
 def text_at(config: object, dotted: str, default: str) -> str:
-    """A name; ``default`` where there is none."""
+    """The text at ``dotted``; ``default`` if missing or empty."""
     found = read(config, dotted)
     return default if found is None or found == "" else str(found)
 
 
 def size_at(config: object, *places: str) -> int:
-    """The first of ``places`` that has a number; 0 where none has. Raises ``InvalidInput``."""
+    """The first of ``places`` that is set; 0 if none is. Raises ``InvalidInput``."""
     for dotted in places:
         if (found := read(config, dotted)) is not None:
             try:
                 return int(found)
             except (TypeError, ValueError):
-                raise InvalidInput(f"{dotted}: {found!r} is no number", field=dotted) from None
+                raise InvalidInput(f"{dotted} must be a number (got {found!r})", field=dotted) from None
     return 0
 
 
@@ -174,12 +174,12 @@ LEGACY_FLAG = "actor_rollout_ref.rollout.skip.enable"
 
 
 def replace_legacy_flag(config: object, *, is_replaced: bool) -> None:
-    """Warn of verl's older flag, and turn it off where the role ``rollout`` does its work: ``is_replaced``."""
+    """Warn about verl's older flag. ``is_replaced``: the role ``rollout`` is enabled, so turn the flag off."""
     owner = read(config, LEGACY_FLAG.rpartition(".")[0])
     if not read(owner, "enable"):
         return
     advice = "it is turned off, as skip.rollout.enable is on" if is_replaced else "use skip.rollout.enable instead"
-    # Shown at the line that called `SkipManager.init`.
+    # Reported at the line that called `SkipManager.init`.
     warnings.warn(f"{LEGACY_FLAG} is deprecated: {advice}", DeprecationWarning, stacklevel=3)
     if is_replaced and isinstance(owner, Mapping):
         owner["enable"] = False  # type: ignore[index]

@@ -1,8 +1,8 @@
-"""The dumps of one experiment: a folder for each step, which is there wholly or not at all.
+"""The dumps of one experiment: a folder for each step, written atomically.
 
-``{step}/gen_batch.json`` is the value, ``gen_batch.safetensors`` its arrays where it has some; ``meta.json`` has the
-length of each of them. A folder is made beside its place, and renamed when all of it is on the disk. What is found in
-that place and is no such dump is renamed aside, never removed, when the step is dumped again.
+``{step}/gen_batch.json`` is the value, ``gen_batch.safetensors`` its arrays, if any; ``meta.json`` has the length of
+each file. A folder is created under a temporary name and renamed once it is on disk. If a folder that is not a valid
+dump is in the way, it is renamed, never removed.
 """
 
 import logging
@@ -32,41 +32,41 @@ VERL_FILE = "gen_batch.dp"
 
 _REMEDY = "remove the folder to dump this step again"
 _WRITER = secrets.token_hex(4)
-"""In the names of what this process has not finished yet."""
+"""Part of the names of this process's unfinished folders."""
 
 
 class DumpMeta(msgspec.Struct, omit_defaults=True):
-    """What ``meta.json`` says. A dump that verl wrote has no ``num_bytes``."""
+    """The content of ``meta.json``. A dump written by verl has no ``num_bytes``."""
 
     global_steps: int
     num_bytes: dict[str, int]
-    """The length of each other file."""
+    """The length of every other file."""
     arguments: dict[str, str] = {}
-    """The digests of the arguments with which the function was called, by their names, of those that have one."""
+    """Digests of the function's arguments by name, for arguments that can be digested."""
     created_at_s: float = 0.0
     notes: list[str] = []
-    """How the value differs from the one that the function returned: keys left out, types replaced."""
+    """How the value differs from the function's result: keys left out, types replaced."""
 
 
 class Dump(NamedTuple):
-    """A dump that was loaded."""
+    """A loaded dump."""
 
     value: Any
     meta: DumpMeta
 
 
 class DumpUnusable(Exception):
-    """What lies in the place of a dump is none that can be loaded."""
+    """The folder of a step is not a loadable dump."""
 
 
 class DumpFolder:
-    """The folder with the dumps of all steps of one experiment."""
+    """The folder with the dumps of all steps of an experiment."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def steps(self) -> list[int]:
-        """The steps that have a folder, whatever is in it."""
+        """The steps that have a folder, whatever it contains."""
         try:
             names = os.listdir(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -74,32 +74,32 @@ class DumpFolder:
         return [int(name) for name in names if name.isascii() and name.isdecimal() and str(int(name)) == name]
 
     def meta(self, step: int) -> DumpMeta | None:
-        """What the dump of ``step`` says of itself; None where there is nothing.
+        """The metadata of the dump of ``step``; None if there is none.
 
-        Raises ``DumpUnusable``, also where there is something else.
+        Raises ``DumpUnusable``, also if the folder is not a dump.
         """
         folder = self.path / str(step)
-        # Before the file is looked for: a whole dump may take the place at any moment.
+        # Checked before looking for the file: another process may rename a whole dump into place at any moment.
         is_free = not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
         if _size(folder / VERL_FILE) is not None and _size(folder / TREE_FILE) is None:
             return DumpMeta(step, {})
         if _size(folder / META_FILE) is None:
             if is_free:
                 return None
-            raise DumpUnusable(f"it has no {META_FILE}: no dump of Forebay")
+            raise DumpUnusable(f"it has no {META_FILE}, so it is not a dump of Forebay")
         meta = _read_meta(folder / META_FILE)
         if meta.global_steps != step:
-            raise DumpUnusable(f"it is of step {meta.global_steps}")
+            raise DumpUnusable(f"it belongs to step {meta.global_steps}")
         for name, num_bytes in meta.num_bytes.items():
             found = _size(folder / name)
             if found != num_bytes:
-                raise DumpUnusable(f"{name} has {found} bytes of {num_bytes}")
+                raise DumpUnusable(f"{name} must have {num_bytes} bytes (found {found})")
         return meta
 
     def load(self, step: int) -> Dump | None:
-        """The dump of ``step``; None where there is nothing.
+        """The dump of ``step``; None if there is none.
 
-        Raises ``DumpUnusable``; ``MissingExtra`` without the package of its arrays; ``InvalidInput`` without the codec.
+        Raises ``DumpUnusable``; ``MissingExtra`` without the package for its arrays; ``InvalidInput`` without its codec.
         """
         meta = self.meta(step)
         if meta is None:
@@ -110,16 +110,16 @@ class DumpFolder:
         try:
             arrays = {}
             if ARRAYS_FILE in meta.num_bytes:
-                # Not mapped into memory, where it would be a second copy.
+                # Not memory-mapped, which would keep a second copy in memory.
                 arrays = import_extra("safetensors.numpy").load_file(folder / ARRAYS_FILE, backend="pread")
             return Dump(unpack((folder / TREE_FILE).read_bytes(), arrays), meta)
         except (InvalidInput, MissingExtra, OSError):
             raise
-        except Exception as error:  # of a user's codec, or of files that are damaged
-            raise DumpUnusable(f"no value can be made of it: {error!r}; {_REMEDY}") from error
+        except Exception as error:  # from a user's codec, or damaged files
+            raise DumpUnusable(f"it cannot be decoded: {error!r}; {_REMEDY}") from error
 
     def write(self, step: int, value: object, arguments: Mapping[str, str]) -> list[str]:
-        """Make the dump of ``step``, and return its notes; the caller holds its lock. One that is there stays as it is.
+        """Write the dump of ``step`` and return its notes. The caller holds its lock. An existing dump is kept.
 
         Raises ``NotStorable`` and ``OSError``.
         """
@@ -141,12 +141,12 @@ class DumpFolder:
         try:
             partial.rename(self.path / str(step))
         except OSError:
-            # Where nobody locks, since dumps fail or files cannot be locked, another one may have come first.
+            # Without locks (dumps fail, or files cannot be locked) another process may have been faster.
             if self.meta(step) is None:
                 raise
 
     def _remove_partials(self, step: int) -> None:
-        """Of those who were killed while they wrote: of other processes, whoever holds the lock is the only one."""
+        """Remove unfinished folders of processes that died while writing; only the holder of the lock writes."""
         for left in self.path.glob(f".{step}.*.partial"):
             if not left.name.startswith(f".{step}.{_WRITER}."):
                 shutil.rmtree(left, ignore_errors=True)
@@ -159,7 +159,7 @@ class DumpFolder:
             return True
 
     def _put_aside(self, step: int, reason: DumpUnusable) -> None:
-        """Rename what lies in the place of ``step``, for its owner to look at."""
+        """Rename the unusable folder of ``step``, so that its owner can inspect it."""
         names = (f"{step}.damaged-{number}" for number in count(1))
         aside = next(self.path / name for name in names if not os.path.lexists(self.path / name))
         (self.path / str(step)).rename(aside)
@@ -181,7 +181,7 @@ def _write_files(folder: Path, step: int, packed: Packed, arguments: Mapping[str
 
 
 def _read_of_verl(path: Path) -> Any:
-    """The value of a dump that verl wrote. Raises ``DumpUnusable``."""
+    """The value of a dump written by verl. Raises ``DumpUnusable``."""
     try:
         from forebay.replay.skip.verl import read_gen_batch
 
@@ -191,19 +191,19 @@ def _read_of_verl(path: Path) -> Any:
 
 
 def _read_meta(path: Path) -> DumpMeta:
-    """Raises ``DumpUnusable``."""
+    """Read ``meta.json``. Raises ``DumpUnusable``."""
     try:
         meta = msgspec.json.decode(path.read_bytes(), type=DumpMeta)
     except msgspec.MsgspecError as error:
-        raise DumpUnusable(f"{META_FILE} is damaged, or not of this Forebay: {error}") from None
-    # Its names become paths: none may lead out of the folder.
+        raise DumpUnusable(f"{META_FILE} is damaged, or from another version of Forebay: {error}") from None
+    # Its names become paths, which must stay inside the folder.
     if TREE_FILE not in meta.num_bytes or not set(meta.num_bytes) <= {TREE_FILE, ARRAYS_FILE}:
-        raise DumpUnusable(f"{META_FILE} names other files than those of a dump")
+        raise DumpUnusable(f"{META_FILE} names files that are not part of a dump")
     return meta
 
 
 def _size(path: Path) -> int | None:
-    """That of a regular file; None where there is none. A pipe of that name must not be waited for."""
+    """Size of a regular file; None for anything else. Opening a pipe of that name would block."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):

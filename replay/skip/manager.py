@@ -1,4 +1,4 @@
-"""``SkipManager``: what a trainer calls, and the way of a decorated call."""
+"""``SkipManager``: the interface for trainers, and the handling of decorated calls."""
 
 import asyncio
 import errno
@@ -31,24 +31,24 @@ from forebay.replay.skip.config import SkipManagerConfig, read, replace_legacy_f
 logger = logging.getLogger(__name__)
 
 LOGGED_EVERY_S = 30.0
-"""How often a log line names the lock that is waited for."""
+"""How often the log reports a lock that a call is waiting for."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
 class SkipManager:
-    """The one of a process: which roles are skipped, and the step of its trainer."""
+    """The process-wide state: which roles are skipped, and the trainer's step."""
 
     config: ClassVar[SkipManagerConfig | None] = None
     step: ClassVar[int] = -1
     """The trainer's step, for roles without ``support_online_step``; -1 before the first."""
     skip_instances: ClassVar[Mapping[str, BaseSkip]] = {}
-    """One for each role that is registered and configured."""
+    """One instance per role that is registered and configured."""
 
     @classmethod
     def init(cls, config: Any) -> None:
-        """Read ``config.skip``, and begin anew with it. Raises ``InvalidInput``, and is then as it was before."""
+        """Read ``config.skip`` and reset the step. Raises ``InvalidInput`` and changes nothing then."""
         made = SkipManagerConfig.of(config, {role: kind.config_class for role, kind in SKIP_REGISTRY.items()})
         instances = {role: SKIP_REGISTRY[role](of_role, config) for role, of_role in made.roles.items()}
         rollout = instances.get("rollout")
@@ -58,20 +58,20 @@ class SkipManager:
 
     @classmethod
     def set_step(cls, step: int) -> None:
-        """Say which step the trainer is at. Raises ``InvalidInput``."""
+        """Set the trainer's current step. Raises ``InvalidInput``."""
         if isinstance(step, bool) or not hasattr(step, "__index__"):
-            raise InvalidInput(f"{step!r} is no step: an integer", field="step")
+            raise InvalidInput(f"step must be an integer (got {step!r})", field="step")
         cls.step = step.__index__()
 
     @classmethod
     def annotate(cls, role: str) -> Callable[[Function], Function]:
-        """The decorator of a function or method, sync or async, whose calls ``role`` may skip.
+        """Decorate a function or method, sync or async, whose calls ``role`` may skip.
 
-        Raises ``InvalidInput`` for a role that has no class, and at the decoration of what is no such function.
+        Raises ``InvalidInput`` for a role without a class. Decorating something else raises ``InvalidInput``, too.
         """
         if role not in SKIP_REGISTRY:
             known = ", ".join(sorted(SKIP_REGISTRY))
-            raise InvalidInput(f"nothing is registered for the role {role!r}; known: {known}", field="role")
+            raise InvalidInput(f"no class is registered for the role {role!r}; known: {known}", field="role")
 
         def decorate(function: Function) -> Function:
             return cast("Function", cls._decorated(role, function))
@@ -83,9 +83,9 @@ class SkipManager:
         if isinstance(function, staticmethod | classmethod):
             return type(function)(cls._decorated(role, function.__func__))
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidInput(f"{function.__name__} is a generator: its calls return nothing yet", field="function")
+            raise InvalidInput(f"{function.__name__} is a generator, which cannot be skipped", field="function")
         if not callable(function) or isinstance(function, type):
-            raise InvalidInput(f"{function!r} is no function", field="function")
+            raise InvalidInput(f"{function!r} is not a function", field="function")
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
 
             @functools.wraps(function)
@@ -106,7 +106,7 @@ class SkipManager:
 
     @classmethod
     def _eligible(cls, role: str, args: Any, kwargs: Any) -> tuple[BaseSkip, int] | None:
-        """Who may skip this call, and its step; None where the function is called as if it had no decorator."""
+        """The instance that may skip this call, and the step; None to call the function without any skipping."""
         if cls._should_bypass_for_validation(args, kwargs):
             return None
         skip = cls.skip_instances.get(role)
@@ -117,30 +117,30 @@ class SkipManager:
 
     @staticmethod
     def _should_bypass_for_validation(args: Any, kwargs: Any) -> bool:
-        """Whether the prompts among the arguments are of a validation, which is never skipped."""
+        """Whether an argument has prompts of a validation, which is never skipped."""
         return any(bool(read(each, "meta_info.validate")) for each in (*args, *kwargs.values()))
 
 
 class _Here:
-    """How a plain function is skipped: all of it in the thread of the call, so that no ``await`` ever waits."""
+    """Skips a plain function, entirely in the calling thread, so that no ``await`` ever suspends."""
 
     async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of a role's class."""
+        """Call a method of the role's class."""
         return function(*args, **kwargs)
 
     run = call
-    """Call the function that is decorated."""
+    """Call the decorated function."""
 
     async def pause(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
 
     def queue(self, path: Path) -> AbstractAsyncContextManager[None]:  # noqa: ARG002 - threads ask side by side
-        """Entered before the lock at ``path`` is asked for."""
+        """Enter this before acquiring the lock at ``path``."""
         return nullcontext()
 
 
 def _finish(call: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nothing."""
+    """The result of a coroutine that never suspends."""
     try:
         call.send(None)
     except StopIteration as done:
@@ -149,17 +149,17 @@ def _finish(call: Coroutine[Any, Any, Any]) -> Any:
 
 
 class _Threads:
-    """How a coroutine function is skipped: what reads and writes files is off the event loop."""
+    """Skips a coroutine function; file access runs off the event loop."""
 
     async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
         try:
             result = await asyncio.shield(task)
         except asyncio.CancelledError:
-            # A lock must not be given back while a thread still writes under it.
+            # The lock must not be released while a thread still writes under it.
             await asyncio.wait([task])
             if not task.cancelled():
-                task.exception()  # looked at: asyncio would complain of an exception that nobody saw
+                task.exception()  # retrieved, or asyncio would warn about it
             raise
         return await result if inspect.isawaitable(result) else result
 
@@ -170,7 +170,7 @@ class _Threads:
         await asyncio.sleep(seconds)
 
     def queue(self, path: Path) -> AbstractAsyncContextManager[None]:
-        """Of the tasks of one event loop that wait for ``path``, one asks for the lock."""
+        """Lets only one task per event loop acquire the lock at ``path``; the others wait here."""
         return _queues.setdefault((id(asyncio.get_running_loop()), path), asyncio.Lock())
 
 
@@ -178,13 +178,13 @@ _queues: "weakref.WeakValueDictionary[tuple[int, Path], asyncio.Lock]" = weakref
 
 
 _RUNNING: ContextVar[frozenset[object]] = ContextVar("forebay_skip_running", default=frozenset())
-"""The steps and the locks of the calls around this one: their results are what counts, and they have the locks."""
+"""Steps and locks of the enclosing calls, which already hold these locks and whose results are the ones dumped."""
 
 
 async def _skip_or_call(
     way: _Here | _Threads, skip: BaseSkip, step: int, function: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
-    """What a call for a listed step returns."""
+    """Skip or run a call on a listed step, and return its result."""
     if await way.call(skip.meet_precondition, step, function, *args, **kwargs):
         with suppress(NoDump):
             return await way.call(skip.warp_function, step, function, *args, **kwargs)
@@ -196,7 +196,7 @@ async def _skip_or_call(
         if path is not None:
             await held.enter_async_context(_locked(way, path))
             has_dump = await way.call(skip.has_dump, step)
-            # Whoever need not be alone, or has no hope of a dump by now, must not make the others wait.
+            # Release the lock if it is no longer needed, so that other calls need not wait.
             if has_dump or skip.lock_path(step) is None:
                 await held.aclose()
             if has_dump:
@@ -220,7 +220,7 @@ def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 @asynccontextmanager
 async def _locked(way: _Here | _Threads, path: Path) -> AsyncIterator[None]:
-    """Have ``path`` locked, over threads and processes; where files cannot be locked, without."""
+    """Hold the lock at ``path`` across threads and processes. Without file locks, continue unlocked."""
     lock = FileLock(path, mode=FILE_MODE, thread_local=False)
     async with way.queue(path):
         try:
@@ -234,14 +234,14 @@ async def _locked(way: _Here | _Threads, path: Path) -> AsyncIterator[None]:
 
 
 async def _acquire(way: _Here | _Threads, lock: FileLock, path: Path) -> None:
-    """Asks again and again: a thread that waited would be one less for what the holder has to do."""
+    """Poll for the lock. A thread blocked on it would be missing from the pool that the holder may need."""
     backoff, began_s = Backoff(0.01, 0.25), time.monotonic()
     logged_s = began_s
     await way.call(make_folder_durably, path.parent)
     while not await way.call(_try_acquire, lock):
         now_s = time.monotonic()
         if now_s - logged_s >= LOGGED_EVERY_S:
-            logger.warning("waiting for %s for %.0f s: another call has it", path, now_s - began_s)
+            logger.warning("waiting for %s for %.0f s: another call holds it", path, now_s - began_s)
             logged_s = now_s
         await way.pause(backoff.next_s())
 
@@ -255,11 +255,11 @@ def _try_acquire(lock: FileLock) -> bool:
 
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-"""What file systems say that have none; where nothing can be written at all, the dump itself will tell."""
+"""Errors of file systems without locks. If nothing can be written at all, the dump itself reports it."""
 _logged: set[str] = set()
 
 
 def _log_without_locks(error: OSError) -> None:
     if error.errno in _NO_LOCKS and str(error) not in _logged:
         _logged.add(str(error))
-        logger.warning("a step may be executed more than once: files cannot be locked here: %s", error)
+        logger.warning("files cannot be locked here, so a step may be executed more than once: %s", error)

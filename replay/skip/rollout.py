@@ -1,4 +1,4 @@
-"""The roles that are built in: a whole rollout step, and one sample of a stream, dumped and loaded."""
+"""The built-in roles: dump and load a whole rollout step, or one sample of a stream."""
 
 import inspect
 import logging
@@ -20,7 +20,7 @@ SAMPLE_ID = re.compile(r"(?:uid_)?sample_[0-9]+_([0-9]+)")
 
 
 def experiment_folder(dump_dir: Path, config: object) -> Path:
-    """Where the dumps of a trainer with this configuration are: what has other sizes is never seen."""
+    """The folder for dumps of this configuration. Other sizes use another folder."""
     experiment = text_at(config, "trainer.experiment_name", "default_experiment_name")
     project = text_at(config, "trainer.project_name", "default_project_name")
     sizes = "GBS{}_N{}_in{}_out{}".format(
@@ -29,13 +29,13 @@ def experiment_folder(dump_dir: Path, config: object) -> Path:
         size_at(config, "data.max_prompt_length"),
         size_at(config, "data.max_response_length"),
     )
-    # One folder, whatever the names are: a slash in them must not lead elsewhere.
+    # A slash in a name must not lead to another folder.
     return dump_dir / re.sub(r"[/\0]", "_", f"{experiment}_{project}") / sizes
 
 
 @register_skip("rollout")
 class RolloutSkip(BaseSkip):
-    """A call that generates the whole batch of a step, by the step of ``SkipManager.set_step``."""
+    """Skips a call that generates the whole batch of a step, as set by ``SkipManager.set_step``."""
 
     config_class = RolloutSkipConfig
 
@@ -44,18 +44,18 @@ class RolloutSkip(BaseSkip):
         self.dumps = DumpFolder(experiment_folder(self.dump_dir, global_config))
         self.on_mismatch = getattr(local_config, "on_mismatch", "warn")
         self._has_failed = False
-        """Whether the last dump failed: nobody waits then for one that will not come."""
+        """Whether the last dump failed. Calls then do not wait for a dump."""
         self._logged: set[object] = set()
 
     def meet_precondition(self, step: int, /, *_args: Any, **_kwargs: Any) -> bool:
         return self.has_dump(step)
 
     def has_dump(self, step: int) -> bool:
-        """Whether there is one that can take the place of ``step``."""
+        """Whether any dump can replace ``step``."""
         return next(self._candidates(step), None) is not None
 
     def _candidates(self, step: int) -> Iterator[int]:
-        """The steps whose dumps may be loaded for ``step``, best first. Looked up anew each time: others write, too."""
+        """The steps whose dumps may be loaded for ``step``, best first. Not cached: other processes write, too."""
         available = {step} if self.action == SkipAction.CACHE else {step, *self._folders()}
         while (given := substitute(step, available)) is not None:
             if self._of_dump(given, self.dumps.meta) is not None:
@@ -70,7 +70,7 @@ class RolloutSkip(BaseSkip):
             return []
 
     def _of_dump(self, step: int, look: Callable[[int], Any]) -> Any:
-        """What ``look`` returns; None if the dump cannot be used, which is logged once."""
+        """The result of ``look``; None if the dump is unusable, which is logged once."""
         try:
             return look(step)
         except DumpUnusable as unusable:
@@ -90,7 +90,7 @@ class RolloutSkip(BaseSkip):
         raise NoDump(f"{self.action} action expected dumped data: no dump for step {step} in {self.dumps.path}")
 
     def _compare(self, step: int, dumped: Mapping[str, str], func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Raises ``NoDump`` or ``InvalidInput`` if the arguments differ and ``on_mismatch`` is not ``warn``."""
+        """Raise ``NoDump`` or ``InvalidInput`` if the arguments differ and ``on_mismatch`` is not ``warn``."""
         now = {} if self.action == SkipAction.REPEAT else self.digest_arguments(func, args, kwargs)
         differing = ", ".join(sorted(name for name in now.keys() & dumped.keys() if now[name] != dumped[name]))
         if not differing:
@@ -105,9 +105,9 @@ class RolloutSkip(BaseSkip):
     def prepare_data(self, step: int, result: Any, /, *_args: Any, **_kwargs: Any) -> None:
         try:
             notes = self.dumps.write(step, result, ARGUMENTS.get() or {})
-        except Exception as error:  # noqa: BLE001 - of the disk, the value, a codec: none of it is worth a training
+        except Exception as error:  # noqa: BLE001 - from the disk, the value or a codec: none may stop the training
             self._has_failed = True
-            self._log_once("failed", "step %d is not dumped: %s; training goes on", step, _in_words(error))
+            self._log_once("failed", "step %d is not dumped: %s; training continues", step, _in_words(error))
         else:
             self._has_failed = False
             self._logged.discard("failed")
@@ -115,12 +115,12 @@ class RolloutSkip(BaseSkip):
 
     def _log_notes(self, step: int, notes: Sequence[str]) -> None:
         if words := "; ".join(notes):
-            self._log_once(words, "the dump of step %d is not all that the function returned: %s", step, words)
+            self._log_once(words, "the dump of step %d differs from the function's result: %s", step, words)
 
     def lock_path(self, step: int) -> Path | None:
         if self._has_failed:
             return None
-        # Whoever waits under `repeat` takes what the first one makes, of whatever step that is.
+        # Under `repeat`, waiting calls use the first dump written, whatever its step.
         return self.dumps.path / (f".{step}.lock" if self.action == SkipAction.CACHE else ".repeat.lock")
 
     def digest_arguments(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Mapping[str, str]:
@@ -128,7 +128,7 @@ class RolloutSkip(BaseSkip):
         for name, value in _bound(func, args, kwargs).items():
             try:
                 digests |= {part: pack(of_part, part).digest() for part, of_part in parts(value, name)}
-            except Exception as error:  # noqa: BLE001 - the trainer itself, mostly; whatever it is, it has no digest
+            except Exception as error:  # noqa: BLE001 - often the trainer itself, which cannot be digested
                 logger.debug("the argument %s has no digest: %s", name, error)
         return digests
 
@@ -139,10 +139,10 @@ class RolloutSkip(BaseSkip):
 
 
 def _bound(func: Callable[..., Any], args: Any, kwargs: Any) -> Mapping[str, Any]:
-    """The arguments of a call by their names."""
+    """The arguments of a call by name."""
     try:
         return inspect.signature(func).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # they do not fit, which the function itself will say; or it tells no signature
+    except (TypeError, ValueError):  # wrong arguments, which the function will report; or no known signature
         return {**{f"argument {number}": value for number, value in enumerate(args)}, **kwargs}
 
 
@@ -152,9 +152,9 @@ def _in_words(error: Exception) -> str:
 
 
 def parse_async_rollout_sample_step(sample_id: object) -> int:
-    """The place of a sample in the order in which samples are fed: 7 of ``sample_0_7`` and of ``uid_sample_0_7``.
+    """The position of a sample in the order of feeding: 7 for ``sample_0_7`` and ``uid_sample_0_7``.
 
-    It is neither the trainer's step nor the order in which samples are finished. Raises ``InvalidInput``, which is a
+    This is neither the trainer's step nor the order of completion. Raises ``InvalidInput``, which is a
     ``ValueError``.
     """
     if not isinstance(sample_id, str) or not (found := SAMPLE_ID.fullmatch(sample_id)):
@@ -166,27 +166,27 @@ def parse_async_rollout_sample_step(sample_id: object) -> int:
 
 @register_skip("async_rollout")
 class AsyncRolloutSkip(RolloutSkip):
-    """A call that generates one sample of a stream, by the step that its own id tells."""
+    """Skips a call that generates one sample of a stream. The step is the index in the sample's id."""
 
     support_online_step = True
 
     def extract_step(self, /, *args: Any, **kwargs: Any) -> int:
-        """By ``sample_id``, the third argument or by its name, else by ``uid`` of the prompts."""
+        """The step in ``sample_id`` (third argument or keyword), or else in the ``uid`` of the prompts."""
         if "sample_id" in kwargs:
             return parse_async_rollout_sample_step(kwargs["sample_id"])
         if len(args) > 2 and isinstance(args[2], str):
             return parse_async_rollout_sample_step(args[2])
-        # The first one of a method is its object.
+        # For a method, the first argument is its object.
         for prompts in (kwargs.get("prompts"), *args[1:], *args[:1]):
             if isinstance(prompts, str) and SAMPLE_ID.fullmatch(prompts):
                 return parse_async_rollout_sample_step(prompts)
             if (uid := _uid(prompts)) is not None:
                 return parse_async_rollout_sample_step(uid)
-        raise InvalidInput("neither sample_id nor a uid in prompts tells which sample this is", field="sample_id")
+        raise InvalidInput("neither sample_id nor a uid in prompts identifies the sample", field="sample_id")
 
 
 def _uid(prompts: object) -> object:
-    """The first ``uid`` of prompts; as a text of Python's, whatever array it comes in."""
+    """The first ``uid`` of prompts as a Python string, whatever array holds it."""
     uids = read(prompts, "non_tensor_batch.uid")
     if uids is None:
         uids = read(prompts, "uid")

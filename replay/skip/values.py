@@ -1,9 +1,9 @@
-"""What a function returned, as JSON with its arrays beside it, and back: the same types, bit for bit, never by pickle.
+"""Encodes a function's result as JSON plus arrays, and decodes it bit for bit with the same types, without pickle.
 
-Numbers, texts, bytes, lists, tuples, sets and dicts, arrays and scalars of NumPy and tensors of torch are known; any
-other class is only with ``register_codec``. What JSON does not have is an object with one key that begins with ``$``.
-Types are compared exactly: what is derived from a known class would not come back as what it was. Neither NumPy nor
-torch is imported before it is met.
+Supported: numbers, texts, bytes, lists, tuples, sets, dicts, NumPy arrays and scalars, and torch tensors; other classes
+need ``register_codec``. What JSON cannot represent becomes an object with one key that starts with ``$``. Types must
+match exactly, because an instance of a subclass would load as the base class. NumPy and torch are imported only when
+needed.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from forebay.core.starts.payload_text import is_utf8
 T = TypeVar("T")
 
 _INT64 = range(-(2**63), 2**63)
-"""What JSON's readers take for an integer."""
+"""The integers that every JSON reader accepts."""
 _NUMPY_SCALARS = frozenset(
     ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 )
@@ -31,7 +31,7 @@ _TORCH_DTYPES = _NUMPY_DTYPES | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
 class NotStorable(ForebayError, TypeError):
-    """A value, or something in it, has no form in a dump."""
+    """A value, or something inside it, cannot be stored in a dump."""
 
     code = "not_storable"
     status = 422
@@ -48,10 +48,10 @@ _codecs_by_name: dict[str, _Codec] = {}
 
 
 def register_codec(cls: type[T], to_tree: Callable[[T], Any], from_tree: Callable[[Any], T]) -> None:
-    """Say how objects of ``cls`` are stored: ``to_tree`` makes a value that can be, ``from_tree`` the object of it.
+    """Register a codec for ``cls``: ``to_tree`` returns a storable value, and ``from_tree`` restores the object.
 
-    A dump names the class, and is loaded only where a codec for that name is registered. Registering a class of the
-    same name once more, as a notebook does, replaces it.
+    A dump names the class, and loads only if a codec for that name is registered. Registering a class of the same name
+    again, as a notebook does, replaces the codec.
     """
     if not isinstance(cls, type) or not callable(to_tree) or not callable(from_tree):
         raise InvalidInput("register_codec takes a class and two functions", field="cls")
@@ -60,27 +60,27 @@ def register_codec(cls: type[T], to_tree: Callable[[T], Any], from_tree: Callabl
 
 
 PlainForm = Callable[[Any], tuple[Any, str] | None]
-"""Returns a value to store in place of one without a codec, and the type that loads if it is a different one."""
+"""Returns the value to store in place of one without a codec, and the name of the loaded type if it differs."""
 
 
 class Entries(NamedTuple):
-    """A dict for ``to_tree`` that loads as a dict. An entry that cannot be stored is left out and noted."""
+    """A dict for ``to_tree`` that loads as a dict. Entries that cannot be stored are left out and noted."""
 
     entries: Mapping[Any, Any]
     plain_form: PlainForm
 
 
 class Packed(NamedTuple):
-    """A value in the form in which it is stored."""
+    """A value as it is stored."""
 
     tree: bytes
     arrays: dict[str, Any]
-    """Arrays of NumPy, by their places in the value."""
+    """NumPy arrays, by their path in the value."""
     notes: list[str]
-    """How a load differs from the value, by place."""
+    """How a loaded value will differ, by path."""
 
     def digest(self) -> str:
-        """Equal for equal values."""
+        """A hash that is equal for equal values."""
         found = hashlib.blake2b(self.tree, digest_size=32)
         for name, array in self.arrays.items():
             found.update(f"\0{name}\0{array.dtype}\0{array.shape}\0".encode())
@@ -89,8 +89,7 @@ class Packed(NamedTuple):
 
 
 def pack(value: object, place: str = "result") -> Packed:
-    """``value`` as it is stored, without a copy of large arrays. Raises ``NotStorable``, naming what
-    cannot be."""
+    """Encode ``value`` without copying large arrays. Raises ``NotStorable``, naming the part that cannot be stored."""
     packer = _Packer(lambda _value: None, {})
     try:
         tree = msgspec.json.encode(packer.pack(value, place))
@@ -100,7 +99,7 @@ def pack(value: object, place: str = "result") -> Packed:
 
 
 def parts(value: Any, name: str, plain_form: PlainForm | None = None, depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """The parts of an argument that are compared, by path: not ``uid``, which is drawn anew for the same prompts."""
+    """The compared parts of an argument, by path. Leaves out ``uid``, which is random even for equal prompts."""
     value = _codecs[type(value)].to_tree(value) if type(value) in _codecs else value
     if isinstance(value, Entries):
         value, plain_form = value
@@ -126,7 +125,7 @@ class _Packer:
         if kind in _FORMS:
             return _FORMS[kind](self, value, place)
         for library, pack in (("numpy", self._pack_numpy), ("torch", self._pack_torch)):
-            # An object of a library that nobody has imported cannot be there.
+            # If the library is not imported, the value cannot be one of its objects.
             if library in sys.modules and (packed := pack(sys.modules[library], value, place)) is not None:
                 return packed
         if (plain := self._plain_form(value)) is not None:
@@ -135,11 +134,11 @@ class _Packer:
             return self.pack(plain[0], place)
         raise NotStorable(
             f"{place}: a {kind.__module__}.{kind.__qualname__} cannot be stored",
-            hint="register_codec says how objects of a class are stored",
+            hint="use register_codec to define how objects of this class are stored",
         )
 
     def _pack_numpy(self, numpy: Any, value: Any, place: str) -> Any:
-        """None for types that have no form: dates, records, classes derived from arrays."""
+        """None for types that cannot be stored: dates, records, array subclasses."""
         if isinstance(value, numpy.str_):
             return {"$scalar": self.pack(value.item(), place), "dtype": "str"}
         if isinstance(value, numpy.generic):
@@ -151,30 +150,30 @@ class _Packer:
             return {"$objects": self.pack_items(list(value.reshape(-1)), place), "shape": value.shape}
         plain = numpy.asarray(value, value.dtype.newbyteorder("<"), order="C")
         if value.dtype.kind == "U":
-            # As code points: the file says how long the longest text is.
+            # As code points: the shape of the stored array keeps the length of the longest text.
             return self._add(plain.reshape(-1).view("<u4").reshape(*value.shape, -1), place, "text")
         return self._add(plain, place, "numpy") if value.dtype.name in _NUMPY_DTYPES else None
 
     def _pack_torch(self, torch: Any, value: Any, place: str) -> Any:
-        """None for what is no dense tensor."""
+        """None unless the value is a dense tensor."""
         if type(value) is not torch.Tensor or value.layout != torch.strided or value.is_nested:
             return None
         dtype = str(value.dtype).removeprefix("torch.")
         if value.device.type == "meta" or dtype not in _TORCH_DTYPES:
             return None
-        # As bytes: NumPy has not all types of torch.
+        # As bytes: NumPy lacks some of torch's types.
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
         return {**self._add(plain.numpy(), place, "torch"), "dtype": dtype, "shape": tuple(value.shape)}
 
     def _add(self, array: Any, place: str, kind: str) -> dict[str, Any]:
-        # Keys with slashes, or 1 beside "1", may lead to one name twice.
+        # Keys with slashes, or 1 next to "1", can produce the same name.
         while place in self.arrays:
             place += "'"
         self.arrays[place] = array
         return {"$array": place, "as": kind}
 
     def pack_items(self, items: Any, place: str) -> list[Any]:
-        # Tokens and logprobs by the million: one look at all of them is enough.
+        # There may be millions of tokens and logprobs, so the whole list is checked at once.
         kinds = set(map(type, items))
         if kinds == {int} and min(items) in _INT64 and max(items) in _INT64:
             return list(items)
@@ -203,7 +202,7 @@ class _Packer:
         return self._keyed(packed, place)
 
     def pack_set(self, value: Any, place: str) -> Any:
-        # In an order of its own: the same set may be walked in another one in the next process.
+        # Sorted, because the order of a set may differ in the next process.
         return {f"${type(value).__name__}": sorted(self.pack_items(value, place), key=msgspec.json.encode)}
 
 
@@ -214,7 +213,7 @@ def _pack_text(value: str) -> Any:
 _FORMS: dict[type, Callable[[_Packer, Any, str], Any]] = {
     type(None): lambda _packer, value, _place: value,
     bool: lambda _packer, value, _place: value,
-    # In hexadecimal, which has no limit of digits.
+    # In hexadecimal, which Python converts without a limit on digits.
     int: lambda _packer, value, _place: value if value in _INT64 else {"$int": hex(value)},
     float: lambda _packer, value, _place: value if math.isfinite(value) else {"$float": repr(value)},
     str: lambda _packer, value, _place: _pack_text(value),
@@ -229,10 +228,10 @@ _FORMS: dict[type, Callable[[_Packer, Any, str], Any]] = {
 
 
 def unpack(tree: bytes, arrays: Mapping[str, Any]) -> Any:
-    """The value that was packed, with ``arrays`` in it.
+    """Decode a packed value, with ``arrays`` inserted.
 
-    Raises ``InvalidInput`` where a codec is missing, ``MissingExtra`` without NumPy or torch where the value has their
-    arrays, and ``ValueError`` or ``KeyError`` where ``tree`` was never made by ``pack``.
+    Raises ``InvalidInput`` if a codec is missing, ``MissingExtra`` if the value needs NumPy or torch and these are not
+    installed, and ``ValueError`` or ``KeyError`` if ``tree`` was not made by ``pack``.
     """
     return _Unpacker(arrays).unpack(msgspec.json.decode(tree))
 
@@ -274,35 +273,35 @@ class _Unpacker:
         if tree["as"] == "numpy":
             return array
         if tree["as"] != "torch" or tree["dtype"] not in _TORCH_DTYPES:
-            raise ValueError(f"no kind of array: {tree!r}")
+            raise ValueError(f"unknown kind of array: {tree!r}")
         torch = import_extra("torch")
         return torch.from_numpy(array).view(getattr(torch, tree["dtype"])).reshape(tree["shape"])
 
     def _objects(self, tree: dict[str, Any]) -> Any:
         items = self.unpack(tree["$objects"])
         made = import_extra("numpy").empty(len(items), object)
-        # One by one: items that are lists would become further dimensions.
+        # One by one: NumPy would turn items that are lists into further dimensions.
         for number, item in enumerate(items):
             made[number] = item
         return made.reshape(tree["shape"])
 
     def _scalar(self, tree: dict[str, Any]) -> Any:
         if tree["dtype"] not in _NUMPY_SCALARS | {"str"}:
-            raise ValueError(f"no type of a scalar: {tree['dtype']!r}")
+            raise ValueError(f"unknown type of scalar: {tree['dtype']!r}")
         return import_extra("numpy").dtype(tree["dtype"]).type(self.unpack(tree["$scalar"]))
 
     def _object(self, tree: dict[str, Any]) -> Any:
         name = tree["$object"]
         if name not in _codecs_by_name:
             raise InvalidInput(
-                f"this value has a {name}, for which no codec is registered",
-                hint="call register_codec for its class before the value is loaded",
+                f"this value contains a {name}, for which no codec is registered",
+                hint="call register_codec for the class before loading the value",
             )
         return _codecs_by_name[name].from_tree(self.unpack(tree["tree"]))
 
 
 def import_extra(name: str) -> Any:
-    """A module of the extra ``torch``. Raises ``MissingExtra``."""
+    """Import a module of the extra ``torch``. Raises ``MissingExtra``."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

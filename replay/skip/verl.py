@@ -1,7 +1,7 @@
-"""verl's ``DataProto`` in dumps, and dumps that verl wrote: a trainer needs ``import forebay.replay.skip.verl``.
+"""Dumps of verl's ``DataProto``, and dumps written by verl: trainers need ``import forebay.replay.skip.verl``.
 
-The import registers codecs for ``DataProto``, ``TensorDict`` and what they carry. A dump is not trusted: a load makes
-no object of a class that only the dump names, not even from verl's pickles.
+The import registers codecs for ``DataProto``, ``TensorDict`` and the values in them. A dump is not trusted: loading it
+never creates objects of a class named only in the dump, not even from verl's pickles.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _PLAIN |= {bytearray: bytes, Mapping: dict, Sequence: list}
 
 
 def plain_form(value: Any) -> tuple[Any, str] | None:
-    """A value that can be stored in place of ``value``, and what a load returns if that differs; None if none can."""
+    """The value to store in place of ``value``, and the name of the loaded type if it differs; None if impossible."""
     if isinstance(value, Image.Image):
         return value.copy(), ""  # an opened file has a class of its own
     if isinstance(value, Enum):
@@ -75,7 +75,7 @@ def read_gen_batch(path: Path) -> Any:
     """The ``DataProto`` in a ``gen_batch.dp``. Raises ``pickle.UnpicklingError`` if the file names anything else."""
     with path.open("rb") as file:
         state = _Reader(file).load().state
-    # The one function that verl's files name: it makes a TensorDict out of bytes and numbers, and nothing else.
+    # The only function named in verl's files: it builds a TensorDict from bytes and numbers, and nothing else.
     rebuild = importlib.import_module("tensordict._reductions")._rebuild_tensordict_files_consolidated
     with torch.serialization.safe_globals([rebuild]):
         batch = torch.load(io.BytesIO(state[0]), map_location="cpu", weights_only=True)
@@ -90,7 +90,7 @@ class _DataProto:
 
 
 class _Dtype:
-    """The type of an array, by its name alone: NumPy would trust the flags in a pickle."""
+    """An array type, parsed from its name alone: NumPy would trust the flags in a pickle."""
 
     def __init__(self, name: str, *_: object) -> None:
         if not re.fullmatch("[biufcSUO][0-9]+", name):
@@ -102,7 +102,7 @@ class _Dtype:
 
 
 class _Array(numpy.ndarray[Any, Any]):
-    """An array whose type is not the pickle's."""
+    """An array whose type does not come from the pickle."""
 
     def __new__(cls, *_: object) -> "_Array":
         return super().__new__(cls, 0)

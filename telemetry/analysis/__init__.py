@@ -1,20 +1,20 @@
-"""From the attempts of a trace, or of verl's profile log, to a report that names causes.
+"""Turns a trace, or verl's profile log, into a report that names causes.
 
-``load`` (``load_trace.py``) makes a ``timeline.py`` of either: steps with their requests, turns and events, whatever
-wrote them. ``analyse`` (``make_report.py``) goes over it step by step, with ``step_summary.py`` and
-``critical_path.py`` for each. Out goes a ``report.py``::
+``load`` (``load_trace.py``) turns either into the classes of ``timeline.py``: steps with their requests, turns and
+events. ``analyse`` (``make_report.py``) examines each step with ``step_summary.py`` and ``critical_path.py``, and
+returns a ``report.py``::
 
     from forebay.telemetry.analysis import analyse, load
 
     report = analyse(load("runs/run-…/trace"), step="67")
 
-Of a trace, ``trace_index.py`` holds what is beside its rollouts, and ``step_plan.py`` says which reads and groups make
-a step. Of verl's log, ``verl_log.py`` finds the steps, ``verl_lines.py`` reads lines, and ``verl_attempts.py`` makes
-attempts of them. Of attempts, whoever wrote them, ``requests.py`` makes requests, with ``attempt_events.py``.
+For a trace, ``trace_index.py`` holds everything except rollouts, and ``step_plan.py`` decides which reads and groups
+make a step. For verl's log, ``verl_log.py`` finds the steps, ``verl_lines.py`` parses lines, and ``verl_attempts.py``
+builds attempts. ``requests.py`` turns attempts of either kind into requests, with ``attempt_events.py``.
 
-``completion.py`` says how requests came to their ends, and when none did, ``what_if.py`` what lower caps would have
-saved, ``general_sentences.py`` what is true of all steps; ``findings/`` names causes. ``robust.py`` has their
-statistics, ``intervals.py`` what stretches of time cover. ``compare.py`` sets reports side by side.
+``completion.py`` describes when requests ended, and when none did; ``what_if.py`` what lower caps would have saved;
+``general_sentences.py`` what is true of all steps; ``findings/`` names causes. ``robust.py`` has statistics,
+``intervals.py`` operations on intervals. ``compare.py`` compares reports.
 """
 
 from typing import TYPE_CHECKING

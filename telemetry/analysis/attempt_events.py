@@ -1,7 +1,7 @@
-"""The spans of one attempt, as its leaves, phases and turns.
+"""The spans of one attempt as leaves, phases and turns.
 
-A span's own time, where none of its children was open, is a leaf as well; and so is what nobody measured, which the
-rule of ``exclusive_time.py`` names.
+A span's own time, in which none of its children was open, counts as a leaf. So does unmeasured time, which is named
+by the rule in ``exclusive_time.py``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from forebay.telemetry.tracing.records import Open, Span, TurnSummary
 
 @dataclass(slots=True)
 class EventsOfAttempt:
-    """What the timeline tells of it, in seconds."""
+    """The timeline's data about an attempt, in seconds."""
 
     worker: str
     phases: dict[str, float]
@@ -33,8 +33,8 @@ class EventsOfAttempt:
 
 
 _Leaf = tuple[int, int, Span | Open, str]
-"""Begin and end of a span that is none of the containers, clipped to its attempt; the span; and the id of the one
-around it, past those that are containers. A plain tuple, for the sake of its cost."""
+"""Begin and end of a span that is not a container, clipped to its attempt; the span; and the id of its nearest
+enclosing span that is not a container. A plain tuple, for speed."""
 
 _ENVIRONMENT = "environment"
 
@@ -43,7 +43,7 @@ _by_moment = attrgetter("begin_s")
 
 
 def events_of(attempt: Attempt) -> EventsOfAttempt:
-    """All of one attempt: from its spans, where they were kept, and from its summary."""
+    """Everything about one attempt: from its spans, if they were kept, and from its summary."""
     summary = attempt.summary
     turns = [_turn_times(turn, number) for number, turn in enumerate(summary.turns)] if summary else []
     worker = summary.engine if summary else ""
@@ -63,7 +63,7 @@ def events_of(attempt: Attempt) -> EventsOfAttempt:
 
 
 def _turn_times(turn: TurnSummary, number: int) -> TurnTimes:
-    """A turn as a summary tells it."""
+    """A turn as recorded in a summary."""
     return TurnTimes(
         number,
         turn.t * NS,
@@ -83,7 +83,7 @@ def _seconds(phases: dict[str, int]) -> dict[str, float]:
 
 
 def _is_joined(attempt: Attempt) -> bool:
-    """Whether another process measured parts of it that its summary cannot know."""
+    """Whether another process measured parts of it that its summary cannot include."""
     own = attempt.writer
     return any(
         writer is not own and (writer.pid != own.pid or writer.process != own.process) for writer, _ in attempt.spans
@@ -91,7 +91,7 @@ def _is_joined(attempt: Attempt) -> bool:
 
 
 def _leaves(attempt: Attempt) -> list[_Leaf]:
-    """In the order of their begin."""
+    """The leaves, ordered by begin."""
     containers = {span.id: span.up for _, span in attempt.spans if span.name in CONTAINERS}
     first, last = attempt.begin, attempt.end
     found = []
@@ -102,7 +102,7 @@ def _leaves(attempt: Attempt) -> list[_Leaf]:
         end = begin + span.d if isinstance(span, Span) else _end_of_open(attempt, writer, begin)
         begin, end = max(begin, first), min(end, last)
         up = span.up
-        for _ in containers:  # at most so many around each other, in a damaged file too
+        for _ in containers:  # a bound on the nesting, which a damaged file might make endless
             if up not in containers:
                 break
             up = containers[up]
@@ -112,7 +112,7 @@ def _leaves(attempt: Attempt) -> list[_Leaf]:
 
 
 def _around_turns(attempt: Attempt, leaves: list[_Leaf]) -> list[_Leaf]:
-    """``environment`` only before an agent's first turn and behind its last: the gateway knows what lies between."""
+    """Keep ``environment`` only before the first turn and after the last: the gateway measures the time between."""
     turns = [(span.t, span) for _, span in attempt.spans if span.name == "turn"]
     if not turns:
         return leaves
@@ -130,14 +130,14 @@ def _around_turns(attempt: Attempt, leaves: list[_Leaf]) -> list[_Leaf]:
 
 
 def _end_of_open(attempt: Attempt, writer: Writer, begin: int) -> int:
-    """Of a span that never ended. Another process may have died long before the attempt was over."""
+    """The end assumed for a span that never ended. Another process may have died long before the attempt ended."""
     if writer.process == attempt.writer.process:
         return attempt.end
     return max(begin, min(attempt.end, writer.last_ns))
 
 
 def _turns_of_spans(attempt: Attempt) -> Iterator[TurnTimes]:
-    """Where no summary tells them: each lasts until the next one begins."""
+    """Turns without a summary: each lasts until the next one begins."""
     found = [(span.t, span) for _, span in attempt.spans if span.name == "turn"]
     found.sort(key=_by_begin)
     for number, (begin, span) in enumerate(found):
@@ -157,13 +157,13 @@ def _turns_of_spans(attempt: Attempt) -> Iterator[TurnTimes]:
 
 
 def _turn_marks(attempt: Attempt, turns: Sequence[TurnTimes], leaves: Sequence[_Leaf]) -> list[TurnInterval]:
-    """The turns, each until its chat was over: what comes then is a tool's time, or the agent's."""
+    """The turns, each until its chat ended; the time after that belongs to a tool or the agent."""
     chats: list[tuple[int, int]] = []
     for _, span in attempt.spans:
         if span.name == "turn":
             begin = span.t
             chats.append((begin, begin + span.d if isinstance(span, Span) else attempt.end))
-    # The summary may tell of turns by the clock of another process, which lies beside that of their spans.
+    # The summary may time turns by the clock of another process, which differs slightly from the clock of their spans.
     if attempt.summary is not None and len(chats) != len(turns):
         begins = [turn.t for turn in attempt.summary.turns]
     else:
@@ -179,7 +179,7 @@ def _turn_marks(attempt: Attempt, turns: Sequence[TurnTimes], leaves: Sequence[_
 
 
 def _events(leaves: Sequence[_Leaf]) -> list[Event]:
-    """What each span had to itself."""
+    """The time that each span had to itself."""
     children: dict[str, list[_Leaf]] = {}
     for leaf in leaves:
         if leaf[3]:
@@ -198,11 +198,11 @@ def _events(leaves: Sequence[_Leaf]) -> list[Event]:
 
 
 def _unmeasured(attempt: Attempt, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> list[Event]:
-    """What nobody measured, named by the one rule that there is for it."""
+    """Unmeasured time, named by the rule in ``exclusive_time.py``."""
     unmeasured = gaps(attempt.begin, attempt.end, leaves)
     if not unmeasured:
         return []
-    # All that was measured counts as one span, but for what says that the last tool is over.
+    # All measured time counts as one span, except the spans that end the last tool.
     bounds = [attempt.begin, *(moment for gap in unmeasured for moment in gap), attempt.end]
     measured = [Interval(_MEASURED, begin, end) for begin, end in zip(bounds[::2], bounds[1::2], strict=True)]
     measured += [Interval(span.name, begin, end) for begin, end, span, _ in leaves if span.name in ENDINGS]
@@ -218,7 +218,7 @@ _MEASURED = "measured"
 
 
 def _count_anew(attempt: Attempt, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> dict[str, float]:
-    """Exclusive seconds by phase, from all spans. Those of ``turns`` are set as well."""
+    """Exclusive seconds by phase, from all spans. Also sets the phases of ``turns``."""
     intervals = [Interval(span.name, begin, end, span.id, up) for begin, end, span, up in leaves]
     shares = rollout_shares(intervals, _turn_marks(attempt, turns, leaves), attempt.begin, attempt.end)
     for turn in turns:

@@ -1,6 +1,6 @@
-"""Several runs beside each other: what a change did to step times, throughput, lengths and rewards, step by step.
+"""Compares several runs step by step: step times, throughput, lengths and rewards.
 
-The first of them is what the others are compared with. Steps of one name stand side by side.
+The first run is the baseline. Steps of the same name are compared.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from forebay.telemetry.analysis.report import (
 from forebay.telemetry.numbers import seconds_text
 
 _ALIKE = 0.05
-"""Peaks of which the same step of another run has none: that one is this near to its usual, or nearer."""
+"""A step is a peak of one run only if the same step of every other run is faster by more than this share."""
 
 _FIGURES = tuple(name for name in StepFigures.__struct_fields__ if name != "interval_s")
-"""What a run is compared by; the fields of a step's summary have the same names."""
+"""The compared figures; the fields of a step's summary have the same names."""
 
 
 def compare(reports: Sequence[ProfileReport]) -> ReportComparison:
-    """Side by side, the first as the one that the others are measured by."""
+    """Compare the reports; the first is the baseline."""
     names = _run_names([report.source for report in reports])
     runs = [_run(name, report) for name, report in zip(names, reports, strict=True)]
     for run in runs[1:]:
@@ -38,7 +38,7 @@ def compare(reports: Sequence[ProfileReport]) -> ReportComparison:
 
 
 def _run_names(sources: Sequence[str]) -> list[str]:
-    """The last parts of their paths, with numbers where that would not tell them apart."""
+    """The last parts of the paths, numbered if they are ambiguous."""
     last = [PurePath(source).name or source for source in sources]
     return [name if last.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(last, 1)]
 
@@ -71,7 +71,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _interval(steps: Sequence[StepSummary]) -> float | None:
-    """From the begin of a step to that of the next: with what lies between them."""
+    """Mean time from the begin of a step to that of the next, including the time between steps."""
     begins = [step.begin_s for step in steps]
     return (begins[-1] - begins[0]) / (len(begins) - 1) if len(begins) > 1 else None
 
@@ -108,7 +108,7 @@ def _changes(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _peaks(names: Sequence[str], reports: Sequence[ProfileReport]) -> list[str]:
-    """Steps that were slow in one run and not in the others: what happened there is no matter of the data."""
+    """Steps that were slow in one run only, so that the data cannot be the cause."""
     found = []
     for name, report in zip(names, reports, strict=True):
         others = [other for other in reports if other is not report]
@@ -119,6 +119,6 @@ def _peaks(names: Sequence[str], reports: Sequence[ProfileReport]) -> list[str]:
                 usual = seconds_text(fast) if len(same) == 1 else f"{seconds_text(fast)} to {seconds_text(slow)}"
                 found.append(
                     f"Step {step.name} took {seconds_text(step.seconds)} in {name} and {usual} in the other "
-                    f"{len(same)}: it does not come from the data."
+                    f"{len(same)}: the data is not the cause."
                 )
     return found

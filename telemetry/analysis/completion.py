@@ -1,6 +1,6 @@
-"""How the requests of a step came to their ends: the share that has ended over time, and the stretches without any end.
+"""When the requests of a step ended: the share that has ended over time, and stretches in which none ended.
 
-In a gap others should have ended: the worker stood still in it, or was slow.
+In a gap, other requests should have ended: the worker was paused or slow.
 """
 
 from collections import defaultdict
@@ -16,22 +16,22 @@ PERCENTILES = (50, 75, 80, 90, 95, 99, 99.9)
 _POINTS_OF_ALL = 500
 _POINTS_OF_WORKER = 100
 _USUAL = 80.0
-"""The share of requests that is always told, beside the one at the knee."""
+"""The share of requests that is always reported, in addition to the one at the knee."""
 
 MIN_GAP_SHARE = 0.05
-"""Of the step. A shorter gap costs nothing worth a sentence."""
+"""Share of the step. A shorter gap costs too little to be mentioned."""
 _MIN_EXPECTED = 12.0
-"""How many requests should have ended in the gap, at the slower of both rates: by chance it is then empty once in
-160,000 times (e**-12)."""
+"""How many requests should have ended in the gap, at the slower of both rates. By chance such a gap is empty once
+in 160,000 times (e**-12)."""
 _MIN_AROUND = 8
-"""Requests on either side, without which there is no rate."""
+"""Requests required on either side to compute a rate."""
 _RATE_OVER = 100
-"""The rate beside a gap is that of so many requests."""
+"""The rate next to a gap is computed over this many requests."""
 _SAME_RATE = 0.25
 
 
 def curves_of(step: ProfileStep, summary: StepSummary) -> list[CompletionCurve]:
-    """The curve of all requests that ended by themselves, then one of each worker."""
+    """The curve of all requests that ended by themselves, then one for each worker."""
     ends = _ends_by_worker(step)
     everything = sorted(end_s for own in ends.values() for end_s in own)
     if not everything:
@@ -43,14 +43,14 @@ def curves_of(step: ProfileStep, summary: StepSummary) -> list[CompletionCurve]:
 
 
 def gaps_of(step: ProfileStep, summary: StepSummary) -> list[Gap]:
-    """Stretches in which no request of a worker ended; the longest first."""
+    """Stretches in which no request of a worker ended, longest first."""
     least_s = MIN_GAP_SHARE * summary.seconds
     found = [gap for worker, own in _ends_by_worker(step).items() for gap in _gaps(summary.name, worker, own, least_s)]
     return sorted(found, key=lambda gap: gap.begin_s - gap.end_s)
 
 
 def _ends_by_worker(step: ProfileStep) -> dict[str, list[float]]:
-    """When requests ended by themselves, since the first began; ascending, as the workers' names are."""
+    """When requests ended by themselves, relative to the first begin; times and workers in ascending order."""
     begin_s = min((request.begin_s for request in step.requests), default=step.begin_s)
     ends: dict[str, list[float]] = defaultdict(list)
     for request in step.requests:
@@ -80,13 +80,13 @@ def _curve(step: str, worker: str, ends_s: list[float], most: int) -> Completion
 
 
 def _time_share(ends_s: list[float], percent: float) -> float:
-    """In percent: after which part of the time ``percent`` of the requests have ended."""
+    """The share of the time, in percent, after which ``percent`` of the requests have ended."""
     needed = max(1, -(-len(ends_s) * percent // 100))
     return 100 * ends_s[int(needed) - 1] / ends_s[-1] if ends_s[-1] > 0 else 0.0
 
 
 def _knee(ends_s: list[float]) -> float:
-    """The share of requests, in percent, at which the curve stands highest above its diagonal."""
+    """The share of requests, in percent, at which the curve is highest above its diagonal."""
     number = len(ends_s)
     last_s = ends_s[-1] or 1.0
     place = max(range(number), key=lambda place: (place + 1) / number - ends_s[place] / last_s)
@@ -131,7 +131,7 @@ def _after(ends_s: list[float], place: int) -> _Side:
 
 
 def _rate(number: int, seconds: float) -> float:
-    """``number`` ends have one interval less between them."""
+    """Ends per second. ``number`` ends have one interval less between them."""
     return (number - 1) / seconds if seconds > 0 else float(number)
 
 

@@ -1,8 +1,8 @@
-"""What a step's release waited for: from the moment it was there back to the moment it was asked for.
+"""What a step waited for: from the release of its data back to the trainer's request for it.
 
-If the trainer asked after the last group was ready, it was late itself. Else the group that became ready last held the
-read up: the way goes from the reply back to the last sample that was written, and through its rollout by whatever ended
-last at each moment. The parts add up to the wait.
+If the trainer asked after the last group was ready, the trainer was late. Otherwise the group that became ready last
+delayed the read. The path goes back from the reply to the last sample written, and through its rollout: at each moment,
+the event that ended last. The parts add up to the wait.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from forebay.telemetry.analysis.report import EventPath, PathPart
 from forebay.telemetry.analysis.timeline import SURPLUS, Event, ProfileStep, ReadTimes, Request
 
 LATE_TRAINER = "late_trainer"
-"""The event of the path of a step for which nobody had to be waited for."""
+"""The event on the path of a step that did not have to wait for any group."""
 
 SHORTEST_S = 1e-4
-"""Of a part: what is shorter lies between two clocks, or in the rounding of a log, and goes to its neighbour."""
+"""Shorter parts are clock differences or rounding, and are added to their neighbour."""
 
 
 class CriticalPath(NamedTuple):
-    """A step's path in the order of time."""
+    """A step's path in chronological order."""
 
     parts: list[PathPart]
     beyond_next_s: float | None
-    """What the last group cost beyond the one that was ready before it; None where there is only one."""
+    """How much later the last group was ready than the one before; None if there is only one."""
 
 
 class _Wait(NamedTuple):
-    """What there was to wait for, and for how long."""
+    """A wait of the trainer: when it asked, when it was served, and for which groups."""
 
     asked: float
     satisfied: float
@@ -36,7 +36,7 @@ class _Wait(NamedTuple):
 
 
 def critical_path(step: ProfileStep) -> CriticalPath:
-    """The path of the step's waits, one after the other where several reads brought its groups."""
+    """The path of the step's waits, one after another if several reads delivered its groups."""
     parts: list[PathPart] = []
     beyond: list[float] = []
     until = step.begin_s
@@ -78,7 +78,7 @@ def _path_of_wait(step: ProfileStep, wait: _Wait, begin: float, end: float) -> l
 
 
 def _last_written(step: ProfileStep, group: str, ready: float) -> Request | None:
-    """The request whose end made the group ready; one that is open still holds it up."""
+    """The request whose end made the group ready. An open request still delays it."""
     members = [request for request in step.requests if request.group == group] if group else step.requests
     members = [request for request in members if request.ending not in SURPLUS]
     written = step.ready_by.get(group)
@@ -90,7 +90,7 @@ def _last_written(step: ProfileStep, group: str, ready: float) -> Request | None
 
 
 class _Backwards:
-    """From the release to the question, through the request that was waited for."""
+    """Walks from the release back to the trainer's request, through the request that was waited for."""
 
     def __init__(self, step: ProfileStep, request: Request, begin: float, end: float) -> None:
         self._step = step
@@ -112,7 +112,7 @@ class _Backwards:
         self._take(self._begin, "queue", of_step=True)
 
     def _take(self, until: float, event: str, *, turn: int | None = None, of_step: bool = False) -> None:
-        """Go back to ``until``, which ``event`` takes."""
+        """Go back to ``until``; ``event`` takes that time."""
         until = max(until, self._begin)
         if until >= self._cursor:
             return
@@ -132,7 +132,7 @@ class _Backwards:
 
 
 def _by_last_end(events: Sequence[Event], cursor: float) -> list[Event]:
-    """Those that lead from ``cursor`` back, each the one that ended last before the one after it began."""
+    """The chain of events backwards from ``cursor``: each ended last before the following one began."""
     found = []
     for event in sorted(events, key=lambda each: (min(each.end_s, cursor), -each.begin_s), reverse=True):
         if event.begin_s < cursor - SHORTEST_S and event.end_s > event.begin_s:
@@ -142,12 +142,12 @@ def _by_last_end(events: Sequence[Event], cursor: float) -> list[Event]:
 
 
 def _largest(request: Request) -> str:
-    """Of a request without events: the phase that took most of it."""
+    """The phase with the largest share of a request without events."""
     return max(request.phases, key=lambda name: request.phases[name], default="unknown")
 
 
 def _beyond_next(step: ProfileStep, wait: _Wait, begin: float, end: float) -> list[float]:
-    """How much earlier the wait had ended without the group that was ready last."""
+    """How much earlier the wait would have ended without the group that was ready last."""
     moments = [step.ready_s[group] for group in wait.groups if group in step.ready_s]
     if not moments:
         moments = [request.end_s for request in step.requests if request.ending == "finished"]

@@ -1,7 +1,7 @@
-"""What cost the time of steps: findings with one cause each, and the words for them.
+"""Findings about the time of steps: one cause each, and the wording.
 
-Of a step, ``request_outliers.py`` finds the requests that took longer than their like, by what ``engine_rates.py`` says
-that their tokens need, and ``request_causes.py`` why; ``late_workers.py`` the worker that the others waited for;
-``step_findings.py`` all that cost the step its time. ``run_findings.py`` has what shows only over all steps.
-``wording.py`` has their words.
+For a step, ``request_outliers.py`` finds requests that took longer than comparable ones, given the time that
+``engine_rates.py`` expects for their tokens, and ``request_causes.py`` finds out why. ``late_workers.py`` finds the
+worker that the others waited for. ``step_findings.py`` collects everything that cost the step time. ``run_findings.py``
+has what shows only across all steps. ``wording.py`` has the texts.
 """

@@ -1,8 +1,8 @@
-"""What an engine usually takes for so many tokens: whoever takes longer has a reason that is not its length.
+"""The time that an engine usually needs for a number of tokens. A slower call has a reason other than its length.
 
-Like is compared with like. A first turn has a long prompt and ends in a call of a tool, a last one is prose: each turn
-that most requests have has a line of its own, fixed seconds and seconds by token, over all engines; and each engine
-takes so many times of it. Where the engine tells what it decoded, that is what depends on tokens.
+Only comparable calls are compared: a first turn has a long prompt and ends in a tool call, a last one is prose. Each
+turn that most requests have gets a line of its own, with fixed seconds and seconds per token, over all engines. Each
+engine has a factor relative to it. If the engine reports its decode time, only that time is taken to depend on tokens.
 """
 
 from collections import defaultdict
@@ -13,14 +13,14 @@ from forebay.telemetry.analysis.robust import median, resistant_line
 from forebay.telemetry.analysis.timeline import Request
 
 WORKING = ("engine", "prefill", "decode")
-"""Phases in which an engine works at a call; its queue is a cause of its own."""
+"""Phases in which an engine works on a call; its queue is a separate cause."""
 _MIN_CALLS = 6
-"""Fewer calls say nothing of their turn, or their engine: all together are asked then."""
+"""With fewer calls, a turn or engine has no rate of its own; the rate over all calls is used."""
 _HALF = 0.5
 
 
 def working_s(phases: dict[str, float]) -> float:
-    """Seconds that engines worked, of exclusive seconds by phase."""
+    """Seconds that engines worked, given exclusive seconds by phase."""
     return sum(phases.get(name, 0.0) for name in WORKING)
 
 
@@ -41,7 +41,7 @@ class _Line(NamedTuple):
 
 
 class EngineRates:
-    """Of one step: seconds by tokens, for each of its turns and engines."""
+    """Seconds by tokens for each turn and engine of one step."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
         by_turn: dict[int, list[_Call]] = defaultdict(list)
@@ -59,7 +59,7 @@ class EngineRates:
         self._times = self._by_engine(calls)
 
     def _by_engine(self, calls: Sequence[_Call]) -> dict[str, float]:
-        """How many times as long as usual each engine takes."""
+        """Each engine's factor: how many times as long as usual it takes."""
         ratios: dict[str, list[float]] = defaultdict(list)
         for call in calls:
             usual_s = self._usual_s(call)
@@ -71,11 +71,11 @@ class EngineRates:
         return self._lines.get(call.turn, self._all).at(call.tokens)
 
     def expected_s(self, request: Request) -> list[float]:
-        """For each turn; for a request without turns, of all its tokens."""
+        """Expected seconds for each turn; for a request without turns, one value for all its tokens."""
         return [self._usual_s(call) * self._times.get(call.engine, 1.0) for call in _calls(request)]
 
     def tokens_per_s(self, engine: str) -> float | None:
-        """How fast ``engine`` answers one request; None where tokens are not told."""
+        """The speed of ``engine`` for one request; None if tokens are not recorded."""
         s_per_token = self._all.s_per_token * self._times.get(engine, 1.0)
         return 1 / s_per_token if s_per_token > 0 else None
 
@@ -93,7 +93,7 @@ def _line(calls: Sequence[_Call]) -> _Line:
 
 
 def _calls(request: Request) -> list[_Call]:
-    """One for each turn."""
+    """One call for each turn."""
     if not request.turns:
         phases = request.phases
         return [_Call(request.worker, 0, request.sampled_tokens, working_s(phases), phases.get("decode"))]

@@ -1,4 +1,4 @@
-"""A worker that ends long after the others, who stand at the barrier meanwhile; and why it does."""
+"""Finds a worker that ends long after the others, which wait at the barrier, and the reason."""
 
 import math
 from collections import defaultdict
@@ -16,11 +16,11 @@ _GENERATING = ("async_generate", "engine_async_generate")
 _MIN_DEVIATION = 5.0
 _MIN_SPREAD = 0.05
 _CLEARLY = 1.2
-"""A worker has more to do, or is slower, by this factor, before that is called the reason."""
+"""A worker must have more work, or be slower, by this factor before that is reported as the reason."""
 
 
 def late_worker(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
-    """The finding, if the last worker ended after the others: seconds are those that a usual one of them stood."""
+    """The finding, if the last worker ended after the others. Its seconds are the wait of a typical other worker."""
     ends = _ends(step)
     if len(ends) < 2 or (summary.wait_s is not None and summary.wait_s <= 0):
         return
@@ -34,7 +34,7 @@ def late_worker(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
         seconds = min(seconds, summary.wait_s)
     if seconds <= 0 or summary.seconds <= 0:
         return
-    text = f"worker {last} ended {seconds_text(seconds)} after the other {len(others)}, which stood waiting"
+    text = f"worker {last} ended {seconds_text(seconds)} after the other {len(others)}, which waited for it"
     reason, advice = _reason(step, last)
     if step.requests and not advice:
         return
@@ -50,7 +50,7 @@ def late_worker(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
 
 
 def _is_late(last_s: float, others_s: list[float]) -> bool:
-    """Whether it ended later than the others scatter: the last of a few always is somewhat late."""
+    """Whether it ended outside the spread of the others: the last of a few is always somewhat late."""
     logs = [math.log(max(seconds, 1e-9)) for seconds in others_s]
     usual = median(logs)
     spread = max(MAD_TO_SIGMA * median([abs(value - usual) for value in logs]), _MIN_SPREAD)
@@ -58,7 +58,7 @@ def _is_late(last_s: float, others_s: list[float]) -> bool:
 
 
 def _ends(step: ProfileStep) -> dict[str, float]:
-    """When each worker had ended all of its own; where a log has no requests, how long each generated."""
+    """When each worker ended all its requests; for a log without requests, how long each generated."""
     ends: dict[str, float] = {}
     for request in step.requests:
         if request.ending != "aborted" and request.is_used:
@@ -72,7 +72,7 @@ def _ends(step: ProfileStep) -> dict[str, float]:
 
 
 def _reason(step: ProfileStep, late: str) -> tuple[str, str]:
-    """The words for it, and whose advice fits: "" where only its last request was late, as some always is."""
+    """The reason as text, and which advice fits: "" if only its last request was late, which is normal."""
     by_worker: dict[str, list[Request]] = defaultdict(list)
     for request in step.requests:
         by_worker[request.worker].append(request)
@@ -98,5 +98,5 @@ def _reason(step: ProfileStep, late: str) -> tuple[str, str]:
 
 
 def _usual_end(requests: list[Request]) -> float:
-    """Half of them had ended by then, since the first began."""
+    """When half of them had ended, relative to the first begin."""
     return median([request.end_s for request in requests]) - min(request.begin_s for request in requests)
