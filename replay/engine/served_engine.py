@@ -145,7 +145,7 @@ async def send_error(send: Send, status: int, message: str) -> None:
 
 
 def break_off(scope: Scope) -> None:
-    """Cut the connection in the middle of a reply. Raises ``ConnectionResetError`` if the server has no handle of it."""
+    """Cut the connection in the middle of a reply. Raises ``ConnectionResetError`` if the server has no handle."""
     reply = ReplyHandle.of(scope)
     if reply is None:
         raise ConnectionResetError("the recorded reply ends here")

@@ -99,7 +99,7 @@ class DumpFolder:
     def load(self, step: int) -> Dump | None:
         """The dump of ``step``; None if there is none.
 
-        Raises ``DumpUnusable``; ``MissingExtra`` without the package for its arrays; ``InvalidInput`` without its codec.
+        Raises ``DumpUnusable``; ``MissingExtra`` if a package is missing; ``InvalidInput`` if a codec is missing.
         """
         meta = self.meta(step)
         if meta is None:

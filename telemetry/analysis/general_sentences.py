@@ -1,4 +1,4 @@
-"""What is true of all steps together: lengths at the cap, turns, rewards of slow requests, surplus requests."""
+"""Sentences about all steps together: lengths at the cap, turns, rewards of slow requests, surplus requests."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,11 @@ from forebay.telemetry.numbers import seconds_text
 
 _MOST = 0.5
 _DIFFERS = 0.05
-"""Mean rewards nearer to each other than this are alike."""
+"""Mean rewards that differ less than this are treated as equal."""
 
 
 def over_steps(steps: Sequence[StepSummary]) -> list[str]:
-    """Whole sentences; none for what the log does not tell."""
+    """Complete sentences; facts that the log does not contain are left out."""
     return [*_cap(steps), *_turns(steps), *_rewards(steps), *_thrown(steps), *_broken(steps), *_discarded(steps)]
 
 
@@ -74,7 +74,7 @@ def _broken(steps: Sequence[StepSummary]) -> Iterator[str]:
         seconds = sum(step.broken_s for step in steps)
         tokens = sum(step.broken_tokens for step in steps)
         cost = f"{seconds_text(seconds)} and {tokens:,} tokens"
-        yield f"{broken:,} attempts were broken at their cap, and run again: {cost}."
+        yield f"{broken:,} attempts were stopped at their cap and run again: {cost}."
 
 
 def _discarded(steps: Sequence[StepSummary]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Stretches of time as pairs of begin and end, in any unit."""
+"""Operations on intervals of time: pairs of begin and end, in any unit."""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -7,9 +7,9 @@ Moment = TypeVar("Moment", int, float)
 
 
 def union(intervals: Iterable[tuple[Moment, Moment]]) -> list[tuple[Moment, Moment]]:
-    """The time that at least one of ``intervals`` covers, as intervals that do not touch, ascending.
+    """The time covered by at least one of ``intervals``, as ascending intervals that do not touch.
 
-    An interval that does not end after it begins covers nothing.
+    An interval whose end is not after its begin covers nothing.
     """
     found: list[tuple[Moment, Moment]] = []
     for begin, end in sorted(each for each in intervals if each[0] < each[1]):
@@ -21,19 +21,19 @@ def union(intervals: Iterable[tuple[Moment, Moment]]) -> list[tuple[Moment, Mome
 
 
 def covered(intervals: Iterable[tuple[Moment, Moment]]) -> Moment:
-    """How long at least one of ``intervals`` lasts."""
+    """The total time covered by at least one of ``intervals``."""
     return sum((end - begin for begin, end in union(intervals)), start=0)
 
 
 def covered_within(intervals: Iterable[tuple[Moment, Moment]], begin: Moment, end: Moment) -> Moment:
-    """How much of the time from ``begin`` to ``end`` at least one of ``intervals`` covers."""
+    """The time from ``begin`` to ``end`` that is covered by at least one of ``intervals``."""
     return covered((max(left, begin), min(right, end)) for left, right in intervals)
 
 
 def gaps(
     begin: Moment, end: Moment, intervals: Iterable[tuple[Moment, Moment, *tuple[Any, ...]]]
 ) -> list[tuple[Moment, Moment]]:
-    """The stretches from ``begin`` to ``end`` that none of ``intervals``, in the order of their begin, covers."""
+    """The parts of ``begin`` to ``end`` that no interval covers. ``intervals`` must be ordered by begin."""
     found = []
     for left, right, *_ in intervals:
         if left >= end:

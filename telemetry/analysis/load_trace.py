@@ -1,6 +1,6 @@
-"""Whatever log is there, as a timeline. Of a run's trace: first the bounds of its steps, then step by step their spans.
+"""Loads any log as a timeline. For a run's trace: first the bounds of its steps, then the spans of one step at a time.
 
-``step_plan.py`` says which reads and groups make a step, ``requests.py`` makes requests of the attempts of rollouts.
+``step_plan.py`` decides which reads and groups make a step; ``requests.py`` builds requests from attempts.
 """
 
 from array import array
@@ -22,14 +22,14 @@ from forebay.telemetry.tracing.records import Read
 
 
 def load(*sources: str | PathLike[str] | TraceSource) -> Timeline:
-    """The timeline of a run's trace, or of a folder of verl's log.
+    """The timeline of a run's trace, or of a folder with verl's log.
 
     Several sources are parts of one trace: folders, files of a trace, or the lines that
-    ``GET /v1/runs/{run_id}/trace`` streams. ``InvalidInput``, which says what was looked for, where there is no such
-    folder, no log in it, or no record among the lines.
+    ``GET /v1/runs/{run_id}/trace`` streams. Raises ``InvalidInput``, which names what was expected, if a folder does
+    not exist or has no log, or if the lines contain no record.
     """
     if not sources:
-        raise InvalidInput("nothing to load: give a folder, or the lines of a trace")
+        raise InvalidInput("nothing to load: pass a folder, or the lines of a trace")
     given = [Path(each) if isinstance(each, str | PathLike) else each for each in sources]
     (first, *others) = given
     if isinstance(first, Path) and not others and find_trace(first) is None and find_steps(first):
@@ -38,13 +38,13 @@ def load(*sources: str | PathLike[str] | TraceSource) -> Timeline:
 
 
 class TraceTimeline:
-    """A ``Timeline`` of one trace, whose parts may lie in several folders, files and streams.
+    """The ``Timeline`` of one trace, whose parts may be in several folders, files and streams.
 
-    Only what its steps' bounds need is held, and the step that one looks at.
+    Only the bounds of all steps and the current step are kept in memory.
     """
 
     def __init__(self, *sources: TraceSource) -> None:
-        """Raises ``InvalidInput`` for a folder without a trace, and where there is no record at all."""
+        """Raises ``InvalidInput`` for a folder without a trace, or if there is no record at all."""
         self.source = ", ".join(str(each) for each in sources if isinstance(each, Path)) or "a stream of a trace"
         self.problems = BadLines()
         self._db = TraceDB.read(*sources, on_bad_line=self.problems.add)
@@ -56,7 +56,7 @@ class TraceTimeline:
         self.notes = list(_notes(self._index))
 
     def steps(self) -> Iterator[ProfileStep]:
-        """In the order of their ends; last, where rollouts were open or no read brought any, the one without an end."""
+        """Steps ordered by end. If rollouts were open, or no read delivered any, the last step has no end."""
         for plan in self._steps:
             yield self._filled(plan)
         if self._left_over:
@@ -86,7 +86,7 @@ class TraceTimeline:
                     step.ready_by[name] = group.ready_by
 
     def _complete(self, step: ProfileStep) -> None:
-        """What is seen of its requests once they are there."""
+        """Set what depends on the step's requests."""
         delivered = [step.ready_s[name] for read in step.reads for name in read.groups if name in step.ready_s]
         release = max(delivered, default=step.satisfied_s or step.end_s)
         step.worker_phases = self._busy.barriers(step.requests, min(release, step.end_s))
@@ -119,17 +119,17 @@ class TraceTimeline:
             step.satisfied_s = end
         self._add_ready(step, self._left_over)
         for request in requests:
-            # Nothing was read yet: what finished may still be.
+            # Nothing has been read yet, so a finished request may still be used.
             request.is_used = request.ending == "finished"
         self._complete(step)
         return step
 
 
 class BusyEngines:
-    """When each engine had requests, whichever step they were for; and so how long it stood at a step's barrier."""
+    """When each engine had requests, for any step; tells how long an engine waited at a step's barrier."""
 
     def __init__(self, times: Mapping[str, "array[int]"]) -> None:
-        """``times``: by engine, begin and end in ns of each of its requests, one after the other."""
+        """``times``: by engine, begin and end of each of its requests in ns, one after another."""
         self._begins: dict[str, array[int]] = {}
         self._ends: dict[str, array[int]] = {}
         for engine, flat in times.items():
@@ -138,7 +138,7 @@ class BusyEngines:
             self._ends[engine] = array("q", (end for _, end in busy))
 
     def barriers(self, requests: Iterable[Request], release_s: float) -> dict[str, dict[str, float]]:
-        """By the workers of ``requests``, as phases: ``barrier_wait`` until ``release_s``."""
+        """By worker of ``requests``: the phase ``barrier_wait``, until ``release_s``."""
         ended: dict[str, float] = {}
         for request in requests:
             if request.worker:
@@ -148,7 +148,7 @@ class BusyEngines:
         }
 
     def _idle(self, engine: str, begin_s: float, end_s: float) -> float:
-        """Seconds between the two in which the engine had no request at all."""
+        """Seconds between the two times during which the engine had no request at all."""
         if end_s <= begin_s:
             return 0.0
         begin, end = round(begin_s / NS), round(end_s / NS)
@@ -177,7 +177,7 @@ def _add_reads(step: ProfileStep, reads: Sequence[Read]) -> None:
 
 
 def _hooks_s(times: ReadTimes, read: Read) -> float:
-    """How long the hooks took: a trainer that polls has them asked once it asks again."""
+    """How long the hooks took. If the trainer polls, they run only when it asks again."""
     return max(0.0, times.judged_s - max(times.satisfied_s, read.last_asked * NS))
 
 
@@ -201,6 +201,6 @@ def _notes(index: TraceIndex) -> Iterator[str]:
         yield f"{index.dropped_spans} spans and {index.dropped_summaries} summaries are missing{why}."
     if index.num_failures:
         times = "once" if index.num_failures == 1 else f"{index.num_failures} times"
-        yield f"The run process failed {times}: what it had under way is shown as open, until then."
+        yield f"The run process failed {times}: its unfinished work is shown as open until then."
     if not any(read.groups for read in index.reads):
-        yield "No read brought anything: all is one step, from the first start to the last end."
+        yield "No read delivered anything: everything is one step, from the first start to the last end."

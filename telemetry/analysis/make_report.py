@@ -1,8 +1,7 @@
-"""From a timeline to the report, one step after the other: no more than one step is held at a time.
+"""Builds the report from a timeline, step by step: only one step is in memory at a time.
 
-Of each step come its summary (``step_summary.py``) with its critical path (``critical_path.py``), then its curves, gaps
-and outliers, and what ``findings/`` make of them. Findings are ranked by the seconds they cost, and told together where
-they recur.
+For each step: the summary (``step_summary.py``) with its critical path (``critical_path.py``), then curves, gaps and
+outliers, and the findings (``findings/``). Findings are ranked by the seconds they cost. Recurring ones are merged.
 """
 
 import gc
@@ -25,11 +24,11 @@ _MAX_OUTLIERS = 200
 _MAX_GAPS = 500
 _PER_STEP = 10
 _RECURS = 3
-"""In so many steps the same is one finding."""
+"""The same cause in this many steps becomes one finding."""
 
 
 def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None = None) -> ProfileReport:
-    """The report of all steps, or of one; of all workers, or of one. ``InvalidInput`` for a name that is not there."""
+    """The report of all steps or one, and of all workers or one. Raises ``InvalidInput`` for an unknown name."""
     report = ProfileReport(source=timeline.source)
     found: list[Finding] = []
     what_ifs = WhatIfs()
@@ -54,7 +53,7 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """For as long as steps are gone over: theirs are many small objects, none of them in a cycle."""
+    """Pause garbage collection while steps are processed: they consist of many small objects without cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -65,7 +64,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _only_worker(step: ProfileStep, worker: str) -> ProfileStep:
-    """The step as far as ``worker`` had to do with it."""
+    """The part of the step that concerns ``worker``."""
     requests = [request for request in step.requests if request.worker == worker]
     return replace(step, requests=requests, worker_phases={worker: step.worker_phases.get(worker, {})})
 
@@ -77,7 +76,7 @@ def _check_known(what: str, name: str | None, known: Sequence[str]) -> None:
 
 
 def _add_step(report: ProfileReport, step: ProfileStep, summary: StepSummary) -> list[Finding]:
-    """Its findings; nothing of ``step`` is kept."""
+    """The findings of ``step``, of which nothing else is kept."""
     gaps = completion.gaps_of(step, summary)
     outliers = request_outliers.per_step(step, summary, gaps)
     report.steps.append(summary)
@@ -102,7 +101,7 @@ def _complete(report: ProfileReport, timeline: Timeline) -> None:
 
 
 def _add_findings(report: ProfileReport, found: list[Finding], what_ifs: WhatIfs) -> None:
-    """What ``found`` of single steps and what shows only over all of them come to."""
+    """Combine the findings of single steps (``found``) with those that need all steps."""
     steps = report.steps
     report.outliers = _worst(report.outliers)
     report.gaps = sorted(report.gaps, key=lambda gap: gap.begin_s - gap.end_s)[:_MAX_GAPS]
@@ -120,7 +119,7 @@ def _worst(outliers: list[OutlierRequest]) -> list[OutlierRequest]:
 
 
 def ranked(found: Sequence[Finding], steps: Sequence[StepSummary]) -> list[Finding]:
-    """The dearest first. The same cause in ``_RECURS`` steps or more is one finding, which names the worst of them."""
+    """The most expensive first. A cause in ``_RECURS`` steps or more becomes one finding, which names the worst step."""
     total_s = sum(step.seconds for step in steps)
     by_cause: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in found:
@@ -150,7 +149,7 @@ def _together(own: Sequence[Finding], num_steps: int, of: int, total_s: float) -
 
 
 def _mean_shares(steps: Sequence[StepSummary], weights: Sequence[float]) -> dict[str, float]:
-    """The shares of phases over steps that tell any, the largest first; 100 in all."""
+    """Mean shares of phases over the steps that have any, largest first; 100 in all."""
     sums: dict[str, float] = {}
     total = 0.0
     for step, weight in zip(steps, weights, strict=True):

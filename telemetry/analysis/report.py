@@ -1,7 +1,7 @@
-"""The report as data: what every page, table and picture of it is made from. All times in seconds.
+"""The report as data, from which every page, table and picture is made. All times in seconds.
 
-``as_json`` has the numbers of every picture. Fields are added, never renamed: a report of today is compared with one of
-a year ago.
+``as_json`` includes the numbers of every picture. Fields are added, never renamed, so that old and new reports can be
+compared.
 """
 
 from typing import Any
@@ -30,9 +30,9 @@ class Finding(msgspec.Struct, kw_only=True):
     ``reward_queue``, ``blocked_loop``, ``agent``, ``late_trainer``, ``barrier``, ``gap``, ``constant_phase``, …"""
     seconds: float
     share: float
-    """Of the duration of the step, or of all steps."""
+    """Share of the duration of the step, or of all steps."""
     sentence: str
-    """Names what, where and how long; ends with what to do, where that is known."""
+    """What happened, where and how long, and the remedy if one is known."""
     path: EventPath = msgspec.field(default_factory=EventPath)
 
 
@@ -45,28 +45,28 @@ class PathPart(msgspec.Struct, kw_only=True):
 
 
 class StepSummary(msgspec.Struct, kw_only=True):
-    """One step."""
+    """Figures of one step."""
 
     name: str
     begin_s: float
     seconds: float
     train_s: float | None = None
-    """From its begin until the read is asked; None where the log does not say."""
+    """Seconds from the step's begin until the trainer asks for data; None if the log does not say."""
     wait_s: float | None = None
     send_s: float | None = None
     is_outlier: bool = False
     is_open: bool = False
-    """It had no end yet when the log ended."""
+    """Whether the step had not ended when the log ended."""
     num_requests: int = 0
     num_used: int = 0
     critical_path: list[PathPart] = []
     beyond_next_s: float | None = None
-    """What the last group cost beyond the one before it."""
+    """How much later the last group was ready than the one before it."""
     barrier_s: dict[str, float] = {}
-    """By worker: how long it stood, having ended all of its requests."""
+    """Seconds that each worker waited after ending all its requests."""
     requests_by_worker: dict[str, int] = {}
     phase_shares: dict[str, float] = {}
-    """In percent, of exclusive time; 100 in all."""
+    """Percent of exclusive time; 100 in all."""
     phase_seconds: dict[str, float] = {}
     length_min: float | None = None
     length_mean: float | None = None
@@ -78,17 +78,17 @@ class StepSummary(msgspec.Struct, kw_only=True):
     cache_hit_rate: float | None = None
     reward_mean: float | None = None
     reward_of_slowest: float | None = None
-    """Mean of the slowest 20 %."""
+    """Mean reward of the slowest 20 %."""
     reward_of_rest: float | None = None
     thrown_requests: int = 0
     thrown_s: float = 0.0
     thrown_tokens: int = 0
     broken_attempts: int = 0
-    """Of requests that were not thrown away: they came to their cap, and were run again."""
+    """Attempts that reached their cap and were run again, of requests that were not thrown away."""
     broken_s: float = 0.0
     broken_tokens: int = 0
     discarded_requests: dict[str, int] = {}
-    """Those of groups that were judged, or timed out, and given up: by the reason. They are not among those thrown."""
+    """Requests of groups that were judged or timed out, and then discarded: by reason. Not included in ``thrown``."""
     discarded_s: float = 0.0
     discarded_tokens: int = 0
     requests_by_turns: dict[int, int] = {}
@@ -100,13 +100,13 @@ class StepSummary(msgspec.Struct, kw_only=True):
 
 
 class CompletionCurve(msgspec.Struct, kw_only=True):
-    """How the requests of one step, or of one worker in it, came to their ends."""
+    """How many requests of a step, or of one worker in it, had ended over time."""
 
     step: str
     worker: str = ""
     """"" for all workers."""
     ends_s: list[float] = []
-    """Since the step's first start, ascending; thinned to at most 2 000."""
+    """Seconds since the step's first start, ascending; at most 2 000 points."""
     num_requests: int = 0
     mean_s: float = 0.0
     median_s: float = 0.0
@@ -126,12 +126,12 @@ class CompletionCurve(msgspec.Struct, kw_only=True):
 
 
 class Gap(msgspec.Struct, kw_only=True):
-    """A stretch in which nothing ended."""
+    """A stretch in which no request ended."""
 
     step: str
     worker: str
     begin_s: float
-    """Since the step's first start."""
+    """Seconds since the step's first start."""
     end_s: float
     num_before: int
     num_after: int
@@ -139,11 +139,11 @@ class Gap(msgspec.Struct, kw_only=True):
     rate_after: float
     """Requests per second."""
     is_standstill: bool
-    """Whether both rates agree within a quarter: then the worker stood still; else it was slow."""
+    """Whether both rates agree within a quarter: then the worker was paused, otherwise slow."""
 
 
 class OutlierRequest(msgspec.Struct, kw_only=True):
-    """A request that took longer than its like, with its one cause."""
+    """A request that took longer than comparable ones, and the cause."""
 
     step: str
     request: str
@@ -152,12 +152,12 @@ class OutlierRequest(msgspec.Struct, kw_only=True):
     begin_s: float
     seconds: float
     beyond_s: float
-    """What it took beyond the median."""
+    """Seconds beyond the median."""
     cause: str
     cause_s: float = 0.0
-    """How much of that is the cause's."""
+    """Seconds due to the cause."""
     cause_event: str = ""
-    """The phase in which it was spent."""
+    """The phase in which these seconds were spent."""
     sentence: str
     turn: int | None = None
     phases: dict[str, float] = {}
@@ -167,7 +167,7 @@ class OutlierRequest(msgspec.Struct, kw_only=True):
 
 
 class ConstantPhase(msgspec.Struct, kw_only=True):
-    """A phase whose seconds do not depend on how much was generated."""
+    """A phase whose duration does not depend on how much was generated."""
 
     name: str
     mean_s: float
@@ -176,22 +176,22 @@ class ConstantPhase(msgspec.Struct, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, kw_only=True):
-    """What would be saved by a lower cap, or by waiting for fewer."""
+    """What a lower cap, or waiting for fewer requests, would save."""
 
     what: str
     """``cap`` or ``wait_for``."""
     value: float
-    """Tokens, or the share of requests waited for."""
+    """Tokens, or the share of requests to wait for."""
     saved_s: float
     """Mean seconds per step."""
     num_cut: int
-    """Answers that would be cut, or requests thrown away, in all."""
+    """Answers that would be cut, or requests thrown away, in total."""
     reward_lost: float | None = None
-    """Sum of the rewards of those, where they are known."""
+    """Sum of their rewards, if known."""
 
 
 class ProfileReport(msgspec.Struct, kw_only=True):
-    """Everything. What a log does not tell is empty."""
+    """The whole report. Fields that the log does not contain are empty."""
 
     schema: int = SCHEMA_VERSION
     source: str
@@ -201,7 +201,7 @@ class ProfileReport(msgspec.Struct, kw_only=True):
     findings: list[Finding] = []
     notes: list[str] = []
     problems: list[str] = []
-    """``file:line: what`` of lines that were left out."""
+    """``file:line: what`` for lines that were skipped."""
     num_problems: int = 0
     phase_shares: dict[str, float] = {}
     """Mean over steps, in percent; 100 in all."""
@@ -214,19 +214,19 @@ class ProfileReport(msgspec.Struct, kw_only=True):
     outliers: list[OutlierRequest] = []
     whatifs: list[WhatIf] = []
     sentences: list[str] = []
-    """What is true of all steps: "the cap is reached in 80 of 80 steps"."""
+    """Facts about all steps: "the cap is reached in 80 of 80 steps"."""
 
     def as_json(self) -> bytes:
-        """The report, with the data of every picture."""
+        """The report as JSON, with the data of every picture."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2)
 
 
 class StepFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a step, or the mean of a run's steps, is compared by."""
+    """Figures by which steps, or the means of runs, are compared."""
 
     seconds: float | None = None
     interval_s: float | None = None
-    """From the begin of a step to that of the next; of a run only."""
+    """Seconds from the begin of a step to that of the next; only for a run."""
     wait_s: float | None = None
     tokens_per_s: float | None = None
     length_min: float | None = None
@@ -237,7 +237,7 @@ class StepFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ComparedRun(msgspec.Struct, kw_only=True):
-    """One of several runs, and how it differs from the first of them."""
+    """One of several runs, and how it differs from the first."""
 
     name: str
     source: str
@@ -247,30 +247,30 @@ class ComparedRun(msgspec.Struct, kw_only=True):
     reward_first: float | None = None
     reward_last: float | None = None
     outlier_steps: list[str] = []
-    """Steps that took far longer than its others."""
+    """Steps that took far longer than the others."""
     saved_s: float | None = None
-    """Seconds a step, against the first run."""
+    """Seconds saved per step, compared with the first run."""
     speedup: float | None = None
     throughput_gain: float | None = None
-    """Its tokens per second, by those of the first run."""
+    """Tokens per second, divided by those of the first run."""
     reward_gain: float | None = None
-    """Its last step's reward, less that of the first run."""
+    """Reward of its last step, minus that of the first run."""
 
 
 class ComparedStep(msgspec.Struct, kw_only=True):
-    """The step of one name in all runs; None in those that have none."""
+    """The steps of one name in all runs; None for runs without it."""
 
     name: str
     runs: list[StepFigures | None]
 
 
 class ReportComparison(msgspec.Struct, kw_only=True):
-    """Several runs, side by side."""
+    """A comparison of several runs."""
 
     runs: list[ComparedRun]
     steps: list[ComparedStep]
     sentences: list[str] = []
 
     def as_json(self) -> bytes:
-        """All of it, indented."""
+        """The comparison as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2)

@@ -1,7 +1,7 @@
-"""From the attempts of a rollout to its request.
+"""Builds a request from the attempts of a rollout.
 
-Where more than one process measured, phases are counted anew from all spans; else those of the summary are taken, as
-they are where its spans were not kept.
+If several processes recorded spans, phases are counted again from all spans. Otherwise, or if the spans were not kept,
+the phases of the summary are used.
 """
 
 from forebay.telemetry.analysis.attempt_events import EventsOfAttempt, events_of
@@ -14,7 +14,7 @@ _BETWEEN_ATTEMPTS = "retry"
 
 
 def request_of(attempts: list[Attempt]) -> Request:
-    """The request whose ``attempts`` these are, first to last."""
+    """The request made of ``attempts``, which are in order."""
     made = [events_of(attempt) for attempt in attempts]
     first, last = attempts[0], attempts[-1]
     request = Request(
@@ -37,7 +37,7 @@ def request_of(attempts: list[Attempt]) -> Request:
 
 
 def _add_attempts(request: Request, attempts: list[Attempt], made: list[EventsOfAttempt]) -> None:
-    """Their phases, events and turns one after the other. What lies between two is the pause before another try."""
+    """Join phases, events and turns of the attempts. Time between two attempts is the pause before the retry."""
     until = attempts[0].begin
     for attempt, each in zip(attempts, made, strict=True):
         between = (attempt.begin - until) * NS
@@ -55,7 +55,7 @@ def _add_attempts(request: Request, attempts: list[Attempt], made: list[EventsOf
 
 
 def _fit(request: Request) -> None:
-    """Phases add up to the request where attempts lie over each other, as copies of one rollout do."""
+    """Scale phases to the request's duration if attempts overlap, as copies of one rollout do."""
     total = sum(request.phases.values())
     if total > request.duration_s * 1.001 and total > 0:
         scale = request.duration_s / total
@@ -63,7 +63,7 @@ def _fit(request: Request) -> None:
 
 
 def _add_summary(request: Request, summary: RolloutSummary) -> None:
-    # ``retried`` as the last word: the other try never came.
+    # The last summary is ``retried``, so the next attempt was never recorded.
     request.ending = summary.ending if summary.ending in _ENDINGS else "open"
     request.is_capped = summary.is_capped
     request.reward = summary.reward

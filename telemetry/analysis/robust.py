@@ -1,4 +1,4 @@
-"""Statistics that a few wild values do not move. Plain Python: a report needs no numpy."""
+"""Statistics that are robust against outliers. Plain Python, so that a report does not need numpy."""
 
 import math
 import statistics
@@ -7,17 +7,17 @@ from typing import TypeVar
 
 T = TypeVar("T")
 MAD_TO_SIGMA = 1.4826
-"""The median of absolute deviations, as a standard deviation, were the values normal."""
+"""Scales a median absolute deviation to a standard deviation, for normally distributed values."""
 MIN_LOG_SPREAD = 0.02
-"""Values nearer to each other than this are alike: otherwise a tenth of a per cent would be an outlier among equals."""
+"""Minimal spread. Without it, a difference of a tenth of a per cent would be an outlier among equal values."""
 _MIN_THIRD = 3
-"""Of fewer points, one that lies far off moves their median."""
+"""With fewer points in a third, one outlier moves their median."""
 _APART = 1.25
-"""Nearer to each other than by this factor, the noise of two thirds is steeper than any line through them."""
+"""If x differs by less than this factor, noise dominates the slope between the outer thirds."""
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of ascending values, with linear interpolation; 0.0 for none."""
+    """A percentile of ascending values, with linear interpolation; 0.0 without values."""
     if not ordered:
         return 0.0
     place = (len(ordered) - 1) * percent / 100
@@ -27,12 +27,12 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """0.0 for none."""
+    """The median; 0.0 without values."""
     return statistics.median(values) if values else 0.0
 
 
 def log_deviations(values: Sequence[float], least_spread: float = MIN_LOG_SPREAD) -> list[float]:
-    """How many robust standard deviations the logarithm of each lies above (below: negative) the median one.
+    """Robust standard deviations by which each value's logarithm is above (negative: below) the median.
 
     Iglewicz and Hoaglin, "How to Detect and Handle Outliers", with logarithms, because durations are skewed.
     """
@@ -51,7 +51,7 @@ def variation(values: Sequence[float]) -> float:
 
 
 def correlation(left: Sequence[float], right: Sequence[float]) -> float:
-    """Pearson's; 0.0 where one of them does not vary."""
+    """Pearson's correlation; 0.0 if one of them does not vary."""
     try:
         return statistics.correlation(left, right)
     except statistics.StatisticsError:
@@ -61,8 +61,8 @@ def correlation(left: Sequence[float], right: Sequence[float]) -> float:
 def resistant_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Intercept and slope through the medians of the outer thirds of ``points`` (Tukey, "Exploratory Data Analysis").
 
-    A few points that lie far off do not move it. Neither is negative. With too few points, or all near one place,
-    nobody can tell how much of y is fixed: the slope is the usual y by x then.
+    A few outliers do not move it. Neither value is negative. With too few points, or too little spread in x, the fixed
+    part of y is unknown: the intercept is then 0 and the slope is the median of y / x.
     """
     ordered = sorted(points)
     third = len(ordered) // 3
@@ -78,14 +78,14 @@ def resistant_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
-    """At most ``most`` of ``items``, evenly spread, first and last among them."""
+    """At most ``most`` of ``items``, evenly spread, including the first and last."""
     if len(items) <= most:
         return list(items)
     return [items[index * (len(items) - 1) // (most - 1)] for index in range(most)]
 
 
 def longest(items: Sequence[T], most: int, seconds: Callable[[T], float]) -> list[T]:
-    """At most ``most`` of ``items``, those that took longest, in the order that they had."""
+    """At most ``most`` of ``items``, those that took longest, in their original order."""
     if len(items) <= most:
         return list(items)
     kept = sorted(range(len(items)), key=lambda place: -seconds(items[place]))[:most]

@@ -1,7 +1,7 @@
-"""Which reads make a step, from when to when it goes, and which groups are its own.
+"""Decides which reads make a step, when it begins and ends, and which groups belong to it.
 
-A step is what the reads say that they are for (``step``), else the checkpoint that holds their batches, else the
-weights that they were made with, else each read. Its window goes from the last byte of the step before to its own.
+A step is named by its reads' ``step``, else by the checkpoint that holds their batches, else by the weights that made
+them, else each read is a step. A step lasts from the last byte of the previous step to its own.
 """
 
 from bisect import bisect_left
@@ -14,21 +14,21 @@ from forebay.telemetry.tracing.records import Read
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step before anything of its rollouts is read. Times in ns."""
+    """A step before its rollouts are read. Times in ns."""
 
     name: str
     reads: list[Read] = field(default_factory=list)
     begin: int = 0
     end: int = 0
     groups: list[str] = field(default_factory=list)
-    """Those that it got, and those that were given up while it lasted."""
+    """Groups that were delivered to it or discarded during it."""
 
 
 def plan_steps(index: TraceIndex) -> tuple[list[StepPlan], list[str]]:
-    """All steps of a trace, in the order of their ends, and the groups that belong to none of them.
+    """All steps of a trace ordered by end, and the groups that belong to no step.
 
-    These are of rollouts that went on, or waited, when the last step had ended. Without a read that brought anything
-    there is no step, and all groups are left over.
+    Leftover groups have rollouts that were still running or waiting when the last step ended. If no read delivered
+    anything, there is no step and all groups are left over.
     """
     reads = [read for read in index.reads if read.groups and end_of(read)]
     reads.sort(key=lambda read: read.t)
@@ -41,17 +41,17 @@ def plan_steps(index: TraceIndex) -> tuple[list[StepPlan], list[str]]:
 
 
 def satisfied_of(read: Read) -> int:
-    """When its groups were there."""
+    """When its groups were ready."""
     return read.satisfied or read.judged or read.first_byte or read.sent
 
 
 def end_of(read: Read) -> int:
-    """When its last byte had gone out; of one whose client went away, the last that is known."""
+    """When its last byte was sent; if the client disconnected, the latest known time."""
     return read.sent or read.first_byte or read.judged or read.satisfied
 
 
 def _naming(reads: Sequence[Read], checkpoints: dict[str, int]) -> Callable[[int, Read], str]:
-    """How reads are named: by the first of the three that most of them tell, those that do not by their number."""
+    """How to name reads: by the first of three numbers that most of them have. The others are named by position."""
     tellers: tuple[Callable[[Read], int | None], ...] = (
         lambda read: read.step,
         lambda read: checkpoints.get(read.batch),
@@ -64,7 +64,7 @@ def _naming(reads: Sequence[Read], checkpoints: dict[str, int]) -> Callable[[int
 
 
 def _named_steps(reads: Sequence[Read], name_of: Callable[[int, Read], str], index: TraceIndex) -> list[StepPlan]:
-    """One step for each name; another one where groups come again, after a rewind or an expiry."""
+    """One step for each name; another one when groups are delivered again, after a rewind or an expiry."""
     steps: list[StepPlan] = []
     latest: dict[str, list[StepPlan]] = {}
     for number, read in enumerate(reads):
@@ -82,7 +82,7 @@ def _named_steps(reads: Sequence[Read], name_of: Callable[[int, Read], str], ind
 
 
 def _comes_again(read: Read, fresh: Sequence[str], known: Sequence[StepPlan]) -> bool:
-    """Whether the trainer is at this step once more, as it is after a rewind."""
+    """Whether the trainer repeats this step after a rewind."""
     if len(fresh) == len(read.groups):
         return False
     return len(known) == 1 or any(not set(before.groups).isdisjoint(read.groups) for before in known[-1].reads)
@@ -99,7 +99,7 @@ def _set_begins(steps: Sequence[StepPlan], index: TraceIndex) -> None:
 
 
 def _spread_others(steps: Sequence[StepPlan], index: TraceIndex) -> list[str]:
-    """Give each group that no read brought to the step in which it was given up, or ended; return all others."""
+    """Assign each undelivered group to the step during which it ended or was discarded; return the rest."""
     ends = [step.end for step in steps]
     left_over = []
     for name, group in index.groups.items():
@@ -117,7 +117,7 @@ _NEVER = 1 << 63
 
 
 def _over_at(group: GroupLife) -> int:
-    """When it was over; what is known to the server and was neither delivered nor given up is not."""
+    """When the group ended. A known group that was neither delivered nor discarded has not ended."""
     if group.discarded:
         return group.discarded
     return _NEVER if group.is_known or group.ready else group.ended

@@ -1,6 +1,6 @@
-"""What one step comes to: its three times, its requests by worker and by turns, lengths, rewards, what was thrown away.
+"""Summarises one step: its three times, requests by worker and by turns, lengths, rewards, and discarded work.
 
-A request's time is exclusive: it adds up over its phases, however its spans overlapped.
+A request's time is exclusive: its phases add up, however its spans overlapped.
 """
 
 from collections import Counter
@@ -16,13 +16,13 @@ from forebay.telemetry.analysis.timeline import SURPLUS, ProfileStep, Request
 
 ENGINE_PHASES = frozenset({"engine", "engine_queue", "prefill", "decode"})
 GIVEN_UP = frozenset(DiscardReason) - {DiscardReason.STALE}
-"""Why groups are discarded for what they are. One that is stale was begun and never needed, as surplus is."""
+"""Reasons for discarding a group because of its content. A stale group was never needed, so it counts as surplus."""
 SLOWEST = 0.2
 """The share of requests whose rewards are compared with those of the rest."""
 
 
 def summarise(step: ProfileStep, *, whole: ProfileStep | None = None) -> StepSummary:
-    """The summary of ``step``. If that has only the requests of one worker, ``whole`` is for the critical path."""
+    """The summary of ``step``. If ``step`` is limited to one worker, ``whole`` is used for the critical path."""
     summary = StepSummary(name=step.name, begin_s=step.begin_s, seconds=step.duration_s, is_open=step.is_open)
     _add_times(summary, step)
     path = critical_path(whole or step)
@@ -108,7 +108,7 @@ def _add_rewards(summary: StepSummary, requests: Iterable[Request]) -> None:
 
 
 def _add_thrown(summary: StepSummary, step: ProfileStep) -> None:
-    """What over-sampling began and nobody used; apart from it, what was given up. One that failed was no surplus."""
+    """Count surplus of over-sampling and, separately, discarded groups. Failed requests are not surplus."""
     unused = {
         request.request_id: request
         for request in step.requests

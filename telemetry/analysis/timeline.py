@@ -1,4 +1,4 @@
-"""What is analysed, whoever wrote it: steps, their requests, how each spent its time. All times in seconds."""
+"""The input of the analysis, from any log: steps, their requests, and how each spent its time. All times in seconds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ NS = 1e-9
 
 @dataclass(slots=True)
 class Event:
-    """The smallest thing that lasted: a leaf of the tree of spans."""
+    """The smallest unit of work: a leaf of the tree of spans."""
 
     name: str
-    """A phase: one of ``PHASES`` of the records, a user's own, or an event of verl's log."""
+    """A phase: one of the records' ``PHASES``, a user's own, or an event of verl's log."""
     begin_s: float
     end_s: float
     turn: int | None = None
     """From 0."""
     is_open: bool = False
-    """It never ended, as far as the log goes; ``end_s`` is then the end of the log."""
+    """Whether it had not ended when the log ended; ``end_s`` is then the end of the log."""
     info: dict[str, Any] = field(default_factory=dict)
     """``engine``, ``load``, ``cpu_s``, ``finish_reason``, …"""
 
@@ -45,7 +45,7 @@ class TurnTimes:
 
 
 SURPLUS = ("aborted", "broken")
-"""How a request ended that brought nothing, and by nobody's fault: it was not needed, or had come to its cap."""
+"""Endings of requests that yielded nothing without failing: not needed any more, or at their cap."""
 
 
 @dataclass(slots=True)
@@ -55,30 +55,30 @@ class Request:
     request_id: str
     """The ``uid``."""
     worker: str
-    """The engine of its first call, or the id of a worker of verl's log."""
+    """The engine of its first call, or the id of a worker in verl's log."""
     begin_s: float
     end_s: float
     group: str = ""
     phases: dict[str, float] = field(default_factory=dict)
-    """Exclusive seconds by phase; they add up to its duration."""
+    """Exclusive seconds by phase, which add up to its duration."""
     turns: list[TurnTimes] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    """Its leaves in the order of their begin; empty where only the summary was kept.
+    """Its leaves, ordered by begin; empty if only the summary was kept.
 
-    What a span did outside its children is a leaf as well, so that events cover the request, and at each moment the
-    open ones share it.
+    A span's time outside its children is a leaf, too. Events therefore cover the request, and events that are open
+    at the same moment share that time.
     """
     ending: str = "finished"
-    """``finished``, ``failed``, one of ``SURPLUS``, or ``open`` for one that had not ended."""
+    """``finished``, ``failed``, one of ``SURPLUS``, or ``open`` if it had not ended."""
     is_used: bool = True
-    """Whether its sample went out in a batch."""
+    """Whether its sample was delivered in a batch."""
     discarded: str = ""
-    """Why its group was given up (``invalid``, ``timed_out``, …); "" for one that was not."""
+    """Why its group was discarded (``invalid``, ``timed_out``, …); "" if it was not."""
     is_capped: bool = False
     reward: float | None = None
     num_attempts: int = 1
     num_broken: int = 0
-    """Attempts before the last one that came to their cap: thrown away, and run again."""
+    """Attempts before the last one that reached their cap: thrown away and run again."""
     broken_s: float = 0.0
     broken_tokens: int = 0
     prompt_tokens: int = 0
@@ -92,7 +92,7 @@ class Request:
 
 @dataclass(slots=True)
 class Standstill:
-    """An event loop that stood still."""
+    """A blocked event loop."""
 
     process: str
     begin_s: float
@@ -102,56 +102,56 @@ class Standstill:
 
 @dataclass(slots=True)
 class ReadTimes:
-    """One read by which a step got groups."""
+    """One read that delivered groups to a step."""
 
     asked_s: float
     satisfied_s: float
-    """When the groups of the reply were there."""
+    """When the groups of the reply were ready."""
     judged_s: float
-    """When the hooks had answered."""
+    """When the hooks returned."""
     sent_s: float
     by: str = ""
-    """The group that it waited for last; "" if it waited for none."""
+    """The group that it waited for last; "" if it did not wait."""
     groups: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class ProfileStep:
-    """From the last byte of the step before to its own; and what was generated for it."""
+    """A step, from the last byte of the previous step to its own, and what was generated for it."""
 
     name: str
-    """As the trainer counts: ``67``."""
+    """The trainer's name for it: ``67``."""
     begin_s: float
     end_s: float
-    """When its last byte had gone out (verl's log: the end of the step)."""
+    """When its last byte was sent (verl's log: the end of the step)."""
     asked_s: float | None = None
-    """When the trainer asked for it: until then it trained. None where the log does not say."""
+    """When the trainer asked for it, and so stopped training; None if the log does not say."""
     satisfied_s: float | None = None
-    """When the groups of the reply were there; from then on it was judged and sent."""
+    """When the groups of the reply were ready; after that, the hooks ran and the reply was sent."""
     released_by: str = ""
-    """The group that the read waited for last; "" where it waited for none."""
+    """The group that the read waited for last; "" if it did not wait."""
     requests: list[Request] = field(default_factory=list)
     worker_phases: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Seconds of what is no request's: by worker, by phase (``barrier_wait``, ``preprocessing``, …).
+    """Seconds outside requests: by worker, by phase (``barrier_wait``, ``preprocessing``, …).
 
-    Where they tell more than ``barrier_wait``, the step's shares are theirs (as in verl's log); else those of
-    its requests' phases.
+    If these include more than ``barrier_wait``, the step's shares are computed from them (as in verl's log);
+    otherwise from its requests' phases.
     """
     ready_s: dict[str, float] = field(default_factory=dict)
     """When each group became ready, by its id."""
     ready_by: dict[str, str] = field(default_factory=dict)
     """By group: the ``request_id`` whose sample made it ready."""
     delivery_phases: dict[str, float] = field(default_factory=dict)
-    """``hooks``, ``delivery``: seconds of the reply's making."""
+    """``hooks``, ``delivery``: seconds spent on making the reply."""
     standstills: list[Standstill] = field(default_factory=list)
     length_cap: int | None = None
-    """The largest number of tokens that a response may have, if it is known."""
+    """The largest number of tokens in a response, if known."""
     response_tokens: list[int] = field(default_factory=list)
-    """Lengths of responses that are told for the step alone, not for its requests."""
+    """Lengths of responses that the log reports per step, not per request."""
     reads: list[ReadTimes] = field(default_factory=list)
-    """Each of those that brought its groups; empty where the log tells none."""
+    """The reads that delivered its groups; empty if the log has none."""
     is_open: bool = False
-    """The step that had no end yet when the log ended."""
+    """Whether the step had not ended when the log ended."""
 
     @property
     def duration_s(self) -> float:
@@ -159,15 +159,15 @@ class ProfileStep:
 
 
 class Timeline(Protocol):
-    """One step after the other: never more of them in memory than one looks at."""
+    """Yields one step at a time, so that only the current one is in memory."""
 
     source: str
-    """What the report is about, for its title."""
+    """The title's name for the source of the report."""
     problems: BadLines
-    """Complete once all steps were read."""
+    """Complete once all steps have been read."""
     notes: list[str]
-    """Sentences a reader must know: that spans were dropped, that totals are not told."""
+    """Notes for the reader: dropped spans, missing totals."""
 
     def steps(self) -> Iterator[ProfileStep]:
-        """In the order of time. Each is the caller's to drop."""
+        """Steps in chronological order. The caller drops each of them."""
         ...

@@ -1,4 +1,4 @@
-"""The one cause for which a request took longer than its like: where most of its excess was spent."""
+"""Finds the single cause for which a request took longer than comparable ones: where most of its excess was spent."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -28,18 +28,18 @@ CAUSES_OF_PHASES = {
     "reward": "reward",
     "write": "write",
 }
-"""What is in none of these, and no work of an engine, is the agent's own code."""
+"""Any other phase that is not an engine's work counts as the agent's own code."""
 _OF_TURNS = ("tool", "agent", "engine_away", "hold", "queue")
 _STALL_AMONG_TURNS = 4.0
 _STALL_ALONE = 8.0
-"""A call is stalled, not slow, that took so many times what its tokens need: where other turns of the request were as
-fast as ever, or where it has no others."""
+"""A call is stalled, not just slow, if it took this many times the time its tokens need. The smaller factor applies
+if the request's other turns had their usual speed."""
 _HALF = 0.5
 
 
 @dataclass(slots=True)
 class Excess:
-    """Seconds that a request spent on one thing beyond its like."""
+    """Seconds that a request spent on one thing beyond comparable requests."""
 
     cause: str
     seconds: float
@@ -48,7 +48,7 @@ class Excess:
 
 
 class TypicalRequest:
-    """What the requests of a step usually take, phase by phase."""
+    """The usual times of a step's requests, phase by phase."""
 
     def __init__(self, step: ProfileStep, gaps: Sequence[Gap]) -> None:
         self._requests = [request for request in step.requests if request.ending == "finished"] or step.requests
@@ -68,7 +68,7 @@ class TypicalRequest:
         self._gaps = [(gap.worker, begin_s + gap.begin_s, begin_s + gap.end_s) for gap in gaps]
 
     def cause_of(self, request: Request) -> Excess:
-        """The largest excess; a blocked loop, where that explains most of it."""
+        """The largest excess, or a blocked event loop if that explains most of it."""
         excess = max([*self._of_phases(request), *self._of_engine(request)], key=lambda excess: excess.seconds)
         excess.seconds -= self._before_step_s(request, excess.phase)
         blocked_s = _overlap_s(request, self._standstills)
@@ -77,7 +77,7 @@ class TypicalRequest:
         return excess
 
     def _before_step_s(self, request: Request, phase: str) -> float:
-        """What of a phase was over when the step began: it cost an earlier one."""
+        """The part of a phase before the step began, which cost an earlier step."""
         names = WORKING if phase == "engine" else (phase,)
         events = (event for event in request.events if event.name in names)
         return covered((event.begin_s, min(event.end_s, self._begin_s)) for event in events)
@@ -100,8 +100,8 @@ class TypicalRequest:
         longest = max(range(len(expected)), key=expected.__getitem__)
         worst = max(range(len(beyond)), key=beyond.__getitem__)
         numbered = bool(request.turns)
-        # What is expected of so many tokens is extrapolated from shorter answers: it says which of the two it was, and
-        # not how long.
+        # The time expected for many tokens is extrapolated from shorter answers: good enough to choose between the two
+        # causes, but not to compute the seconds.
         long_s, slow_s = sum(map(min, expected, actual)) - self._working_s, sum(beyond)
         if long_s > slow_s:
             yield Excess("long_answer", sum(actual) - self._working_s, longest if numbered else None, "engine")
@@ -111,7 +111,7 @@ class TypicalRequest:
 
     def _is_stall(self, request: Request, worst: int, actual: list[float], expected: list[float]) -> bool:
         beyond_s = actual[worst] - expected[worst]
-        # Calls that wait for the trainer's weights or the like are other phases: what is left is the engine's doing.
+        # Waiting for the trainer's weights and the like are other phases, so this excess was spent in the engine.
         if any(_overlap(request, gap) >= _HALF * beyond_s > 0 for gap in self._gaps if gap[0] == request.worker):
             return True
         others = [
@@ -124,7 +124,7 @@ class TypicalRequest:
 
 
 def _overlap_s(request: Request, standstills: Sequence[Standstill]) -> float:
-    """How long the request was open while an event loop stood still."""
+    """How long an event loop was blocked while the request was open."""
     return covered_within(((one.begin_s, one.end_s) for one in standstills), request.begin_s, request.end_s)
 
 
@@ -136,7 +136,7 @@ def _overlap(request: Request, gap: tuple[str, float, float]) -> float:
 
 
 def _is_outside_turns(request: Request, phase: str) -> bool:
-    """Whether an agent's process took the time, as it began or ended; within turns it is a tool's sandbox."""
+    """Whether an agent's process took the time at its begin or end; within turns, it is the sandbox of a tool."""
     return phase == "environment" and bool(request.turns) and _worst_turn(request, phase) is None
 
 

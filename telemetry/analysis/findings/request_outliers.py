@@ -1,8 +1,8 @@
-"""Requests that took longer than their like, by rule and not by rank: most steps have none.
+"""Finds requests that took longer than comparable ones. A threshold decides, not a rank, so most steps have none.
 
-One is an outlier whose duration, time at its engine, that time against its tokens, reward, or time outside its engine
-lies more than five robust standard deviations above the median of its step, in logarithms, and by more than a twentieth
-of it.
+Five times are measured for each request: its duration, the time at its engine, that time relative to its tokens, the
+reward, and the time outside its engine. A request is an outlier if the logarithm of one of them is more than five
+robust standard deviations above the median of its step, and the excess is more than a twentieth of the step.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from forebay.telemetry.analysis.timeline import SURPLUS, Event, ProfileStep, Req
 
 MIN_DEVIATION = 5.0
 MIN_SHARE = 0.05
-"""Of the step."""
+"""Share of the step."""
 MAX_PER_STEP = 20
 _MIN_REQUESTS = 4
-"""Of fewer, none is usual."""
+"""With fewer requests, none can be called usual."""
 _MAX_EVENTS = 300
 _ENGINE_SPREAD = 0.05
 _OUTSIDE_SPREAD = 0.5
 _OUTSIDE_SHARE = 0.01
-"""Times at an engine, and outside it, scatter by as much before that means anything: most requests may call no tool,
-and those that do are no outliers. Outside an engine a hundredth of the step is nothing."""
+"""The spread assumed at least for times at an engine and outside it. Most requests may call no tool, and those that
+do are not outliers. Times outside an engine below a hundredth of the step are ignored."""
 
 
 def per_step(step: ProfileStep, summary: StepSummary, gaps: Sequence[Gap] = ()) -> list[OutlierRequest]:
-    """The worst ``MAX_PER_STEP``; what was thrown away is none, nor what was run again after its cap."""
+    """The worst ``MAX_PER_STEP`` outliers, without requests that were thrown away or run again at their cap."""
     requests = [request for request in step.requests if request.ending not in SURPLUS and not request.num_broken]
     if len(requests) < _MIN_REQUESTS:
         return []
@@ -42,7 +42,7 @@ def per_step(step: ProfileStep, summary: StepSummary, gaps: Sequence[Gap] = ()) 
 
 
 def _outliers(requests: list[Request], typical: TypicalRequest, step_s: float) -> list[int]:
-    """Their places: those that one of five measures has far above the usual, and by enough of the step."""
+    """Indices of requests with one of five measures far above the usual, and by a relevant share of the step."""
     durations = [request.duration_s for request in requests]
     working = [working_s(request.phases) for request in requests]
     expected = [sum(typical.rates.expected_s(request)) for request in requests]
@@ -108,7 +108,7 @@ def _described(step: str, request: Request, typical: TypicalRequest) -> OutlierR
 
 
 def _engine_of(request: Request, turn: int | None) -> str:
-    """Of the turn that is to blame."""
+    """The engine of the slow turn."""
     if turn is not None and turn < len(request.turns):
         return request.turns[turn].engine or request.worker
     return request.worker

@@ -1,6 +1,6 @@
-"""What shows only over all steps: steps that took far longer than the others, and phases that always take as long.
+"""Findings across all steps: steps that took far longer than others, and phases that always take the same time.
 
-A phase whose seconds do not depend on how much was generated could be done once, beforehand.
+A phase whose time does not depend on the amount generated could be done once in advance.
 """
 
 from collections import defaultdict
@@ -20,14 +20,14 @@ _HALF = 0.5
 MAX_VARIATION = 0.10
 MAX_CORRELATION = 0.5
 _MIN_PERCENT = 1.0
-"""A phase below it is not worth a sentence."""
+"""Phases below this share are not mentioned."""
 _MIN_TOKEN_VARIATION = 0.02
-"""Where answers are always as long, nothing can be said to depend on their length."""
+"""If all steps generate the same number of tokens, nothing can be said to depend on it."""
 _NEVER = {"async_generate", "engine_async_generate", "engine", "prefill", "decode", "barrier_wait"}
 
 
 def slow_steps(steps: Sequence[StepSummary], found: Sequence[Finding]) -> list[Finding]:
-    """Marks them (``is_outlier``); a finding for each of which ``found`` explains less than half."""
+    """Set ``is_outlier`` on slow steps. Returns a finding for each step of which ``found`` explains less than half."""
     ended = [step for step in steps if not step.is_open]
     usual_s = median([step.seconds for step in ended])
     explained: dict[str, float] = defaultdict(float)
@@ -43,7 +43,7 @@ def slow_steps(steps: Sequence[StepSummary], found: Sequence[Finding]) -> list[F
 
 
 def outlier_steps(steps: Sequence[StepSummary]) -> list[StepSummary]:
-    """Those whose duration lies more than ``MIN_DEVIATION`` deviations above the median, in logarithms."""
+    """Steps whose duration is more than ``MIN_DEVIATION`` deviations above the median, in logarithms."""
     if len(steps) < MIN_STEPS:
         return []
     seconds = [step.seconds for step in steps]
@@ -70,7 +70,7 @@ def _slow_step(step: StepSummary, usual_s: float, beyond_s: float) -> Finding:
 
 
 def constant_phases(steps: Sequence[StepSummary]) -> list[ConstantPhase]:
-    """Phases that take as long however much is generated, the longest first. Steps without tokens say nothing."""
+    """Phases that take the same time however much is generated, longest first. Steps without tokens are skipped."""
     known = [step for step in steps if step.tokens_per_s and step.phase_seconds and not step.is_open]
     if len(known) < MIN_STEPS:
         return []
@@ -95,18 +95,18 @@ def _constant(name: str, steps: Sequence[StepSummary], tokens: Sequence[float]) 
         cv=spread,
         sentence=(
             f"{name} takes {mean_s:.2f} s in every step (± {100 * spread:.0f} %, {share:.1f} % of the time), "
-            "however much is generated: it could be done once, beforehand."
+            "however much is generated: it could be done once in advance."
         ),
     )
 
 
 def _parallel(step: StepSummary) -> int:
-    """How many workers do the same at once: their seconds are one wait."""
+    """The number of workers that run the phase at the same time: their seconds are a single wait."""
     return max(1, len(step.barrier_s) or len(step.requests_by_worker))
 
 
 def of_constant_phases(phases: Sequence[ConstantPhase], steps: Sequence[StepSummary]) -> list[Finding]:
-    """A finding for each of ``phases`` that takes a twentieth of the time."""
+    """A finding for each of ``phases`` that takes at least a twentieth of the time."""
     found = []
     for phase in phases:
         share = fmean(step.phase_shares.get(phase.name, 0.0) for step in steps) / 100

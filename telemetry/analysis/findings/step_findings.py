@@ -13,11 +13,11 @@ from forebay.telemetry.analysis.timeline import ProfileStep
 from forebay.telemetry.numbers import seconds_text, share_text
 
 MIN_SHARE = 0.05
-"""Of the step: below it nothing is said."""
+"""Share of the step; a smaller cost is not reported."""
 MIN_S = 0.1
-"""Nor is anything below that: a step of a tenth of a second has causes, but nobody asks for them."""
+"""A smaller cost is not reported: nobody investigates a tenth of a second."""
 _WORK_SHARE = 0.25
-"""Tools and agents are what a rollout is for: on the way of a step they are named from here on."""
+"""Tools and agents are the purpose of a rollout. On a step's critical path they are reported above this share."""
 _WORK = ("tool", "agent", "hold")
 _HALF = 0.5
 
@@ -25,7 +25,7 @@ _HALF = 0.5
 def per_step(
     step: ProfileStep, summary: StepSummary, outliers: Sequence[OutlierRequest], gaps: Sequence[Gap]
 ) -> list[Finding]:
-    """Those that cost a twentieth of the step, the dearest first; each second is counted once."""
+    """The findings that cost at least a twentieth of the step, largest first. Each second is counted once."""
     found = [*_late_trainer(step, summary), *_blocked_loops(step, summary)]
     found += [_of_gap(step, summary, gap, gaps) for gap in _longest_by_place(gaps)]
     found += _unexplained(_of_outliers(summary, outliers), found)
@@ -44,7 +44,7 @@ def _finding(summary: StepSummary, cause: str, seconds: float, text: str, path: 
 
 
 def _unexplained(candidates: Iterable[Finding], found: Sequence[Finding]) -> Iterator[Finding]:
-    """Without those whose seconds another finding of the same place, or of the same cause, has already explained."""
+    """Skip findings whose seconds are already explained by another finding of the same place or cause."""
     for candidate in candidates:
         if not any(_explains(other, candidate) for other in found):
             yield candidate
@@ -54,7 +54,7 @@ def _explains(other: Finding, candidate: Finding) -> bool:
     if other.seconds < _HALF * candidate.seconds or other.cause == "late_trainer":
         return False
     if other.cause == "blocked_loop":
-        # While it stands still, whatever was open goes on: tools, calls and waiting alike.
+        # A blocked loop prolongs everything that was open: tools, calls and waits.
         return True
     if other.cause == candidate.cause and other.cause != "stalled_engine":
         return True
@@ -64,7 +64,7 @@ def _explains(other: Finding, candidate: Finding) -> bool:
 def _late_trainer(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
     if step.asked_s is None or step.released_by or not step.ready_s:
         return
-    # What was ready before the step before it had gone out waited for that one, not for this question.
+    # Groups that were ready before the previous step ended waited for that step, not for this request.
     ready_s = max(step.begin_s, *step.ready_s.values())
     late_s = step.asked_s - ready_s
     if late_s > 0:
@@ -89,32 +89,32 @@ def _blocked_loops(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]
             (one for one in step.standstills if one.process == process), key=lambda one: one.end_s - one.begin_s
         )
         where = f", last in {longest.stack[-1]}" if longest.stack else ""
-        text = f"the event loop of the {process} process stood still for {seconds_text(seconds)}{where}"
+        text = f"the event loop of the {process} process was blocked for {seconds_text(seconds)}{where}"
         yield _finding(summary, "blocked_loop", seconds, text, EventPath(event=longest.stack[-1] if where else process))
 
 
 def _longest_by_place(gaps: Sequence[Gap]) -> list[Gap]:
-    """One gap of each worker: they come with the longest first."""
+    """The longest gap of each worker; ``gaps`` are ordered longest first."""
     return list({gap.worker: gap for gap in reversed(gaps)}.values())
 
 
 def _of_gap(step: ProfileStep, summary: StepSummary, gap: Gap, gaps: Sequence[Gap]) -> Finding:
     same = [other for other in gaps if other.worker == gap.worker]
     seconds = sum(other.end_s - other.begin_s for other in same)
-    what = "stood still" if gap.is_standstill else "was slow"
+    what = "was paused" if gap.is_standstill else "was slow"
     text = (
         f"worker {gap.worker} ended nothing from {seconds_text(gap.begin_s)} to {seconds_text(gap.end_s)} "
         f"({seconds_text(gap.end_s - gap.begin_s)}), between {gap.rate_before:.1f} requests a second before "
         f"({gap.num_before} ended) and {gap.rate_after:.1f} after ({gap.num_after}): it {what}"
     )
     if len(same) > 1:
-        text += f"; it did so {len(same)} times, for {seconds_text(seconds)}"
+        text += f"; this happened {len(same)} times, for {seconds_text(seconds)} in total"
     cause, event = _cause_of_gap(step, gap)
     return _finding(summary, cause, seconds, text, EventPath(worker=gap.worker, event=event))
 
 
 def _cause_of_gap(step: ProfileStep, gap: Gap) -> tuple[str, str]:
-    """By what the worker's open requests did meanwhile; just ``gap`` where they do not tell."""
+    """The cause, from what the worker's open requests did meanwhile; ``gap`` if unknown."""
     begin_s = min(request.begin_s for request in step.requests)
     left, right = begin_s + gap.begin_s, begin_s + gap.end_s
     seconds: dict[str, float] = defaultdict(float)
@@ -131,7 +131,7 @@ def _cause_of_gap(step: ProfileStep, gap: Gap) -> tuple[str, str]:
 
 
 def _of_outliers(summary: StepSummary, outliers: Sequence[OutlierRequest]) -> Iterator[Finding]:
-    """One finding for all requests of a step that share their cause, and for engines their engine."""
+    """One finding for all requests of a step with the same cause; causes in an engine are grouped by engine, too."""
     places: dict[tuple[str, str], list[OutlierRequest]] = defaultdict(list)
     for outlier in outliers:
         is_engine = outlier.cause in ("stalled_engine", "slow_rate", "engine_away")
@@ -146,7 +146,7 @@ def _of_outliers(summary: StepSummary, outliers: Sequence[OutlierRequest]) -> It
 
 
 def _on_the_path(summary: StepSummary) -> Iterator[Finding]:
-    """What a step's release waited for besides an engine, although no request took longer than its like."""
+    """What a step waited for besides an engine, even if no request took longer than comparable ones."""
     parts = [part for part in summary.critical_path if part.path.request and part.path.event not in WORKING]
     seconds: dict[str, float] = defaultdict(float)
     for part in parts:
@@ -179,7 +179,7 @@ def _over_sampling(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]
         )
     if summary.broken_attempts:
         parts.append(
-            f"{summary.broken_attempts:,} attempts that were broken at their cap, and run again, had taken "
+            f"{summary.broken_attempts:,} attempts that were stopped at their cap and run again had taken "
             f"{seconds_text(summary.broken_s)} and {summary.broken_tokens:,} tokens"
         )
     text = f"{'; '.join(parts)} ({share_text(share)} of all request time)"
