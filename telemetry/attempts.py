@@ -1,7 +1,7 @@
-"""From the records of a rollout to its attempts, with who wrote them: a process in each of its files.
+"""Builds the attempts of a rollout from its records, with the process and file of each record.
 
-What the gateway measured stands below the run's attempt: by the ids of spans where they lead there, else by the
-attempt's number, else by its time.
+Spans from the gateway are assigned to the run's attempt by their parent ids if possible, else by the attempt's number,
+else by time.
 """
 
 from collections.abc import Iterable
@@ -12,26 +12,26 @@ from typing import NamedTuple
 from forebay.telemetry.tracing.records import Head, Open, Record, RolloutSummary, Span
 
 _CLOCKS_APART_NS = 10_000_000
-"""So much earlier than its attempt a call may seem to begin that another process noted."""
+"""How much earlier than its attempt a call may seem to begin, if another process recorded it."""
 
 
 @dataclass(slots=True)
 class Writer:
-    """A process that wrote, in one of its files."""
+    """A process as the writer of one of its files."""
 
     file: str
     head: Head | None = None
-    """None for lines in front of any head."""
+    """None for lines before any head."""
     shift_ns: int = 0
-    """What brings its times to the clock of the first process."""
+    """Added to its times to convert them to the clock of the first process."""
     last_ns: int = 0
-    """Its last sign of life."""
+    """The latest time it recorded."""
     ended_ns: int = 0
-    """When its process had ended, as the server saw it; 0 where nothing says so."""
+    """When its process ended, as seen by the server; 0 if unknown."""
 
     @property
     def name(self) -> str:
-        """The name that its file was given when it was written."""
+        """The original name of its file."""
         head = self.head
         return f"{head.process}-{head.start}-{head.pid}.{head.number}.jsonl" if head else Path(self.file).name
 
@@ -42,46 +42,46 @@ class Writer:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Process id."""
         return self.head.pid if self.head else 0
 
 
 class TraceLine(NamedTuple):
-    """A record, and where it stands."""
+    """A record and its position."""
 
     writer: Writer
     number: int
-    """From 1, as editors count."""
+    """Line number, starting at 1."""
     record: Record
-    """Its times are on the clock that all writers share."""
+    """Its times are on the shared clock of all writers."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of a rollout. Times in ns, on the clock that all processes share."""
+    """One attempt of a rollout. Times in ns, on the shared clock of all processes."""
 
     uid: str
     group: str
     id: str
     writer: Writer
     summary: RolloutSummary | None
-    """None for one that never ended, or whose summary is lost."""
+    """None if it never ended, or its summary is lost."""
     begin: int
     end: int
     number: int = 0
     is_open: bool = False
     spans: list[tuple[Writer, Span | Open]] = field(default_factory=list)
-    """All below it."""
+    """All its spans, without the attempt itself."""
 
     @classmethod
     def ended(cls, writer: Writer, summary: RolloutSummary, group: str) -> "Attempt":
-        """An attempt that has a summary."""
+        """An attempt with a summary."""
         begin, end = summary.t, summary.t + summary.d
         return cls(summary.uid, group, summary.id, writer, summary, begin, end, number=summary.attempt)
 
 
 class _Records:
-    """What was written of one rollout, each span and summary once."""
+    """The records of one rollout, with each span and summary once."""
 
     def __init__(self, uid: str, lines: Iterable[TraceLine]) -> None:
         self.uid = uid
@@ -97,9 +97,9 @@ class _Records:
 
 
 def attempts_of(uid: str, lines: Iterable[TraceLine], last_ns: int) -> list[Attempt]:
-    """The attempts of the rollout ``uid``, first to last, from all ``lines`` about it.
+    """The attempts of the rollout ``uid`` in order, from all ``lines`` about it.
 
-    ``last_ns`` is when the log ended: attempts without an end last until then, or until their process died.
+    ``last_ns`` is the end of the log: attempts without an end last until then, or until their process died.
     """
     records = _Records(uid, lines)
     attempts = {
@@ -112,7 +112,7 @@ def attempts_of(uid: str, lines: Iterable[TraceLine], last_ns: int) -> list[Atte
 
 
 def _is_all_of(only: Attempt, records: _Records) -> bool:
-    """Give all spans to the one attempt that has a summary; False if some are of another, which began before."""
+    """Assign all spans to the only attempt with a summary. Returns False if a span belongs to an earlier attempt."""
     for name, (writer, span) in records.spans.items():
         if name == only.id:
             continue
@@ -124,7 +124,7 @@ def _is_all_of(only: Attempt, records: _Records) -> bool:
 
 
 class _Sorting:
-    """Which span belongs to which attempt, where there are several, or one of which there is no summary."""
+    """Assigns spans to attempts if there are several, or one without a summary."""
 
     def __init__(self, records: _Records, attempts: dict[str, Attempt], last_ns: int) -> None:
         self._records = records
@@ -143,7 +143,7 @@ class _Sorting:
             self._close(attempt)
 
     def _add_unsummarised(self) -> None:
-        """Attempts whose process was killed, or goes on: of the first ten seconds nothing but ended spans is known."""
+        """Add attempts that are running or were killed. In their first ten seconds, only ended spans are recorded."""
         for name, (writer, span) in self._records.spans.items():
             if span.name == "attempt" and name not in self._attempts:
                 self._attempts[name] = self._open_attempt(name, writer, span)
@@ -151,7 +151,7 @@ class _Sorting:
             root = self._root(span)
             if name not in self._attempts and root not in self._attempts and (root or not self._attempts):
                 if self._lies_within(span):
-                    continue  # its parent is an agent's, which is not written here, or was lost
+                    continue  # its parent is an agent's span, which is not recorded here, or was lost
                 self._attempts[root] = self._open_attempt(root, writer, span)
 
     def _lies_within(self, span: Span | Open) -> bool:
@@ -182,9 +182,9 @@ class _Sorting:
         return max((each for each in same if each.begin <= span.t), key=lambda each: each.begin, default=same[0])
 
     def _close(self, attempt: Attempt) -> None:
-        """An attempt without an end lasted until its process's last sign of life, or until the next one began.
+        """Close an attempt without an end: it lasted until its process's last record, or until the next one began.
 
-        Without a next one: until its process ended, or the log did.
+        Without a next attempt, it lasted until its process ended, or the log did.
         """
         if attempt.summary is not None:
             return

@@ -1,4 +1,4 @@
-"""A log of events in the layout of verl's multi-turn profile: a line of JSON at the end of each."""
+"""Writes events in the layout of verl's multi-turn profile: one line of JSON per event, when it ends."""
 
 import atexit
 import fcntl
@@ -16,14 +16,14 @@ from forebay.core.files import make_folder, opener
 logger = logging.getLogger(__name__)
 
 MAX_OPEN = 64
-"""Files that are kept open: there is a new one for each step and worker, and nobody says that one is over."""
+"""Maximal number of open files. Each step and worker has a new file, and no call says that a step is over."""
 
 
 class EventLog:
-    """Appends events to files, a whole line with one write. For use from any thread, and by any number of processes.
+    """Appends events to files, each line with a single write. Safe for any thread and any number of processes.
 
-    ``forebay profile`` reads ``{dir}/step_{n}/worker_{id}.jsonl``. What cannot be written, as on a full disk, is
-    lost, and told once.
+    ``forebay profile`` reads ``{dir}/step_{n}/worker_{id}.jsonl``. Events that cannot be written, as on a full disk,
+    are lost. The first loss is logged.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class EventLog:
         step: int | None = None,
         **keys: Any,
     ) -> None:
-        """Append ``event``, which ends now and took ``duration`` seconds, to the file ``path``, whose folders are made.
+        """Append ``event``, which ends now and took ``duration`` seconds, to the file ``path``. Creates its folders.
 
-        What is None is left out.
+        Arguments that are None are left out.
         """
         record = {
             "timestamp": datetime.now().isoformat(),
@@ -59,11 +59,11 @@ class EventLog:
         known = {name: value for name, value in record.items() if value is not None}
         try:
             self._append(os.fspath(path), msgspec.json.encode(known, enc_hook=str) + b"\n")
-        except Exception as error:  # noqa: BLE001 - neither a full disk nor what is no JSON is worth a rollout
+        except Exception as error:  # noqa: BLE001 - neither a full disk nor an unencodable value may fail a rollout
             self._warn(error)
 
     def close(self) -> None:
-        """Close the files; one that is written again is opened again."""
+        """Close the files. A later write opens its file again."""
         with self._lock:
             while self._fds:
                 os.close(self._fds.popitem()[1])
@@ -81,7 +81,7 @@ class EventLog:
                 size = os.fstat(fd).st_size
                 if os.write(fd, line) < len(line):
                     os.ftruncate(fd, size)
-                    raise OSError("the disk took a part of a line")
+                    raise OSError("only part of the line could be written")
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)
 
@@ -93,10 +93,10 @@ class EventLog:
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
             self._has_warned = True
-            logger.warning("events are lost, which is said once: %s", error)
+            logger.warning("events are lost (logged once): %s", error)
 
     def _after_fork(self) -> None:
-        # A lock of its own, which a thread of the parent may have held, and files of its own: locks go by open file.
+        # A new lock, since a thread of the parent may hold the old one, and new files: file locks belong to open files.
         self._lock = threading.Lock()
         while self._fds:
             os.close(self._fds.popitem()[1])

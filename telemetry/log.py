@@ -9,17 +9,17 @@ EVERY_S = 10.0
 
 
 class EntryFormatter(logging.Formatter):
-    """Entries that nothing in them can break: a name with a newline begins no line, one with an escape rules nobody."""
+    """Escapes control characters, so that no entry can start a new line or control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible_line(super().format(record))
 
 
 class RepeatedLines(logging.Filter):
-    """Lets the first line of a kind through, then counts for ``every_s`` seconds, and writes how many there were.
+    """Passes the first line of a kind, then counts for ``every_s`` seconds and logs how many more there were.
 
-    For lines that clients can cause as often as they like. A kind is what the logger was given before arguments are
-    put in, so that they cannot make new ones. A filter of loggers, for use from any thread.
+    For lines that clients can cause without limit. A kind is a logger, level and unformatted message, so arguments do
+    not create new kinds. Attach it to loggers; safe for any thread.
     """
 
     def __init__(self, every_s: float = EVERY_S) -> None:
@@ -47,19 +47,19 @@ class RepeatedLines(logging.Filter):
             line = logging.makeLogRecord(first.__dict__ | {"msg": "%s (%d more in %g s)", "exc_info": None})
             line.args = (first.getMessage(), num_held, self._every_s)
             line.created += self._every_s
-            # Past this filter: it counts what comes in, not what it says itself.
+            # Bypass this filter, which would count the line.
             logging.getLogger(first.name).callHandlers(line)
 
 
 def set_up_logging(level: str) -> None:
-    """One line per event on standard error, with time and level."""
+    """Log to standard error, one line per event, with time and level."""
     handler = logging.StreamHandler()
     handler.setFormatter(EntryFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Each logs a line for every request: thousands a second at level info.
+    # Each of these logs every request: thousands a second at level info.
     for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "openai"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # A line for every request that is not HTTP, whoever sends it.
+    # This logger writes a line for every request that is not HTTP, from any client.
     uvicorns = logging.getLogger("uvicorn.error")
     if not any(isinstance(each, RepeatedLines) for each in uvicorns.filters):
         uvicorns.addFilter(RepeatedLines())

@@ -1,4 +1,4 @@
-"""What ``GET /metrics`` shows: latencies as they happen, and counts read when somebody asks."""
+"""The content of ``GET /metrics``: latencies recorded as they happen, and counts read at each scrape."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ Snapshot = dict[str, dict[tuple[str, ...], float]]
 
 
 class Metrics:
-    """One registry, handed around. ``snapshot`` is asked at each scrape."""
+    """One registry per server. ``snapshot`` is called at each scrape."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self.registry = CollectorRegistry()
@@ -44,8 +44,8 @@ class Latencies(Collector):
         self._sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
-        # No lock: one thread counts, and those of the library's own histogram cost 2 µs a write.
+        """Count one value."""
+        # No lock: only one thread counts, and the locks of the library's histogram cost 2 µs a write.
         self._counts[bisect_left(BUCKETS_S, seconds)] += 1
         self._sum_s += seconds
 
@@ -56,30 +56,30 @@ class Latencies(Collector):
 
 
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "forebay_samples": ("Samples accepted, by what became of them.", ("outcome",)),
-    "forebay_rollouts": ("Rollouts whose main sample was accepted, by how they ended.", ("outcome",)),
+    "forebay_samples": ("Samples accepted, by outcome.", ("outcome",)),
+    "forebay_rollouts": ("Rollouts whose main sample was accepted, by outcome.", ("outcome",)),
     "forebay_sample_bytes": ("Bytes of the accepted samples.", ()),
     "forebay_groups_discarded": ("Groups that ended undelivered, by reason.", ("reason",)),
-    "forebay_run_counts": ("What run processes count, by name; kept over restarts.", ("count",)),
-    "forebay_rollout_seconds": ("Seconds of rollouts since the server started, by what they went to.", ("phase",)),
-    "forebay_trace_dropped": ("What no trace of a run has, for want of room or time, by what it is.", ("what",)),
-    "forebay_rows_cut": ("Surplus rows that were cut from groups on slime routes.", ()),
+    "forebay_run_counts": ("Counters of run processes, by name; kept over restarts.", ("count",)),
+    "forebay_rollout_seconds": ("Seconds of rollouts since the server started, by phase.", ("phase",)),
+    "forebay_trace_dropped": ("Records missing from traces for lack of room or time, by kind.", ("what",)),
+    "forebay_rows_cut": ("Surplus rows cut from groups on slime routes.", ()),
 }
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "forebay_groups": ("Groups, by state.", ("state",)),
-    "forebay_groups_idle": ("Open groups that do not age, since none of their rollouts is in flight.", ()),
-    "forebay_oldest_open_group_seconds": ("For how long the oldest open group has been open, as deadlines count.", ()),
+    "forebay_groups_idle": ("Open groups that do not age, because none of their rollouts is in flight.", ()),
+    "forebay_oldest_open_group_seconds": ("Age of the oldest open group, in seconds that count for deadlines.", ()),
     "forebay_buffered_samples": ("Samples of open, ready and leased groups.", ()),
     "forebay_buffered_bytes": ("Bytes of those samples.", ()),
     "forebay_runs": ("Runs, by state.", ("state",)),
     "forebay_runs_stalled": ("Runs that made no progress for their group deadline.", ()),
-    "forebay_runs_held": ("Runs that wait for their trainer's next weight version.", ()),
-    "forebay_runs_alarmed": ("Runs of which many groups in a row ended undelivered, or too many are lost.", ()),
+    "forebay_runs_held": ("Runs that are paused until their trainer's next weight version.", ()),
+    "forebay_runs_alarmed": ("Runs with many consecutive undelivered groups, or too many lost groups.", ()),
     "forebay_journal_bytes": ("Bytes of the journal.", ()),
     "forebay_journal_segments": ("Segment files of the journal.", ()),
     "forebay_journal_quarantined": ("Corrupt records set aside since the server started.", ()),
-    "forebay_storage_healthy": ("1 while the journal takes samples.", ()),
-    "forebay_journal_on_reserve": ("1 while the disk is full, and acknowledgements take what was kept for them.", ()),
+    "forebay_storage_healthy": ("1 while the journal accepts samples.", ()),
+    "forebay_journal_on_reserve": ("1 while the disk is full and acknowledgements use the reserved space.", ()),
 }
 
 
@@ -88,7 +88,7 @@ class _Snapshots(Collector):
         self._snapshot = snapshot
 
     def collect(self) -> Iterable[Metric]:
-        # Asked once for all families, so that the numbers of one page belong together.
+        # Called once for all families, so that the numbers on a page are consistent.
         numbers = self._snapshot()
         yield from _families(CounterMetricFamily, COUNTERS, numbers)
         yield from _families(GaugeMetricFamily, GAUGES, numbers)

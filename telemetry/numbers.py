@@ -1,14 +1,14 @@
-"""How figures are written, and how many of them are kept where nobody could see all."""
+"""Formats figures, and thins series that are too long to draw."""
 
 import math
 from collections.abc import Iterable
 
 MOST_POINTS = 2_000
-"""Of one line of a picture."""
+"""The largest number of points in one line of a picture."""
 
 
 def seconds_text(seconds: float | None) -> str:
-    """``150 s``, ``84.5 s``, ``2.5 ms``; a dash for what is not known."""
+    """``150 s``, ``84.5 s``, ``2.5 ms``; a dash if unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     size = abs(seconds)
@@ -18,17 +18,17 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def percent_text(percent: float | None) -> str:
-    """``62 %``, ``7.4 %``; a dash for what is not known."""
+    """``62 %``, ``7.4 %``; a dash if unknown."""
     return "-" if percent is None or not math.isfinite(percent) else f"{percent:.3g} %"
 
 
 def share_text(share: float | None) -> str:
-    """A share of 1 in percent."""
+    """A share of 1 as a percentage."""
     return "-" if share is None else percent_text(100 * share)
 
 
 def number_text(number: float | None) -> str:
-    """Digits in groups, and no more of them than tell something; a dash for what is not known."""
+    """A number with digit groups and at most three significant digits below 1000; a dash if unknown."""
     if number is None or not math.isfinite(number):
         return "-"
     if float(number).is_integer() or abs(number) >= 1000:
@@ -42,7 +42,7 @@ def counted(number: int, what: str) -> str:
 
 
 def short(number: float | None) -> float | None:
-    """A number of six digits, for pictures: nobody sees more, and the page is smaller. No number is a gap in a line."""
+    """A number with six digits, which is enough for pictures and keeps the page small. None leaves a gap in a line."""
     if number is None or not math.isfinite(number):
         return None
     rounded = float(f"{number:.6g}")
@@ -50,5 +50,5 @@ def short(number: float | None) -> float | None:
 
 
 def shortened(numbers: Iterable[float | None]) -> list[float | None]:
-    """``short`` of each."""
+    """``short`` of each number."""
     return [short(number) for number in numbers]

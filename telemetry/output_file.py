@@ -1,4 +1,4 @@
-"""What a process prints, kept in a file that is limited in size. It loads fast."""
+"""Keeps the output of a process in a file of limited size. Has few imports, so that it loads fast."""
 
 from contextlib import suppress
 from io import FileIO
@@ -8,7 +8,7 @@ from forebay.core.files import regular_opener
 
 
 class OutputFile:
-    """Appends to a file; when it has half of ``limit_bytes``, it takes the place of the older file."""
+    """Appends to a file. At half of ``limit_bytes``, the file replaces the older one and a new one is started."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path = path
@@ -16,8 +16,8 @@ class OutputFile:
         self._file = _opened(path)
 
     def write(self, chunk: bytes) -> None:
-        """Append ``chunk``, as far as the disk takes it."""
-        # What the disk refuses is lost: a full disk must not stop the run at its next print.
+        """Append ``chunk``, as far as the disk accepts it."""
+        # Write errors are ignored: a full disk must not stop the run at its next print.
         with suppress(OSError):
             if self._file.tell() + len(chunk) > self._half_bytes:
                 self._rotate()
@@ -37,5 +37,5 @@ def _opened(path: Path) -> FileIO:
 
 
 def older_file(path: Path) -> Path:
-    """The file that holds what came before ``path``."""
+    """The file with the output before that of ``path``."""
     return path.with_name(path.name + ".1")

@@ -1,6 +1,6 @@
-"""All records of a trace in a temporary database, on one clock. Memory stays flat, however long the trace is.
+"""Loads all records of a trace into a temporary database, on one clock. Memory use does not grow with the trace.
 
-This is the only reader of traces: reports, exports and the simulator ask it for runs' events and rollouts' records::
+This is the only reader of traces. Reports, exports and the simulator use it to read a run's events and its rollouts::
 
     db = TraceDB.read(Path("runs/run-…/trace"), on_bad_line=print)
     for attempts in db.rollouts(["group-1"]):
@@ -27,10 +27,10 @@ from forebay.telemetry.tracing.read_trace import (
 from forebay.telemetry.tracing.records import VERSION, Head, Open, ProcessChange, Read, Record, RolloutSummary, Span
 
 LOOKED_FOR = "{run,gateway,server}-*.jsonl (there or in its trace/), or step_*/worker_*.jsonl of verl's profile log"
-"""What a folder needs to be read."""
+"""The files that make a folder readable."""
 
 TraceSource = Path | Iterable[bytes | str]
-"""A folder with a trace, one of its files, or lines, such as ``GET /v1/runs/{run_id}/trace`` streams."""
+"""A folder with a trace, one of its files, or lines such as ``GET /v1/runs/{run_id}/trace`` streams."""
 
 _TABLE = """
 CREATE TABLE line (
@@ -50,7 +50,7 @@ _decode = msgspec.json.Decoder(Record).decode
 
 
 class GroupSpan(NamedTuple):
-    """From the first begin to the last end of what was recorded of a group's rollouts. Times in ns."""
+    """A group's first begin and last end, from the records of its rollouts. Times in ns."""
 
     name: str
     begin: int
@@ -58,18 +58,18 @@ class GroupSpan(NamedTuple):
 
 
 class TraceDB:
-    """Made by ``read``. It belongs to the thread that made it."""
+    """Created by ``read``; may be used only in the thread that created it."""
 
     def __init__(self) -> None:
         self.writers: list[Writer] = []
         self._clock = _SharedClock()
-        self._database = sqlite3.connect("", isolation_level=None)  # a private file, gone with the connection
+        self._database = sqlite3.connect("", isolation_level=None)  # a private file, deleted with the connection
         self._database.execute("PRAGMA page_size = 65536")  # fewer writes: a tenth of the time of reading
         self._database.execute(_TABLE)
 
     @classmethod
     def read(cls, *sources: TraceSource, on_bad_line: OnBadLine) -> Self:
-        """All records of ``sources``, which are parts of one trace. Bad lines go to ``on_bad_line``, and are left out.
+        """Read all records of ``sources``, which are parts of one trace. Bad lines go to ``on_bad_line``.
 
         Raises ``InvalidInput`` for a folder without a trace, ``ForebayError`` if the temporary file cannot be written.
         """
@@ -82,33 +82,33 @@ class TraceDB:
             self._database.executescript(_INDEXES)
             self._name_groups()
         except (sqlite3.OperationalError, OverflowError) as error:
-            hint = "SQLITE_TMPDIR names another folder for it; a trace needs its own size there"
+            hint = "set SQLITE_TMPDIR to a folder with as much free space as the trace takes"
             raise ForebayError(f"the temporary database of a trace cannot be written: {error}", hint=hint) from None
         self._find_ends()
         return self
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is not a single record beside heads."""
+        """Whether there are no records except heads."""
         return self._database.execute("SELECT 1 FROM line LIMIT 1").fetchone() is None
 
     @property
     def begin_ns(self) -> int:
-        """When the first process began to write; 0 where nothing says so."""
+        """When the first process began to write; 0 if unknown."""
         return min((writer.head.wall_ns + writer.shift_ns for writer in self.writers if writer.head), default=0)
 
     @property
     def last_ns(self) -> int:
-        """The last sign of life of any process."""
+        """The latest time recorded by any process."""
         return max((writer.last_ns for writer in self.writers), default=0)
 
     def groups(self) -> Iterator[GroupSpan]:
-        """Those whose rollouts have records, in the order of their first line."""
+        """The groups whose rollouts have records, in the order of their first line."""
         query = "SELECT grp, min(begin), max(end) FROM line WHERE uid != '' GROUP BY grp ORDER BY min(rowid)"
         return (GroupSpan(*row) for row in self._database.execute(query))
 
     def rollouts(self, groups: Iterable[str]) -> Iterator[list[Attempt]]:
-        """The attempts of each rollout of ``groups``, first to last. All of these groups are in memory at once."""
+        """The attempts of each rollout of ``groups``, in order. Loads all of these groups into memory at once."""
         query = """
             SELECT uid, writer, number, raw FROM line
             WHERE grp IN (SELECT value FROM json_each(?)) AND uid != '' ORDER BY rowid
@@ -126,7 +126,7 @@ class TraceDB:
         return (self._line(*row) for row in self._database.execute(query))
 
     def of_run(self) -> Iterator[TraceLine]:
-        """All that belongs to no rollout, in the order in which it ended."""
+        """All records outside rollouts, in the order in which they ended."""
         query = "SELECT writer, number, raw FROM line WHERE grp = '' AND uid = '' ORDER BY end, rowid"
         return (self._line(*row) for row in self._database.execute(query))
 
@@ -140,7 +140,7 @@ class TraceDB:
                     on_bad_line(writer.file, number, record)
             elif isinstance(record, Head):
                 writer = self._add(Writer(file, record, self._clock.shift(record)))
-                if number > 1:  # one of the files of which a stream is made
+                if number > 1:  # a stream is a sequence of files
                     writer.file, number = writer.name, 1
                 of_other_version = record.version > VERSION
                 if of_other_version:
@@ -153,7 +153,7 @@ class TraceDB:
         return writer
 
     def _row(self, writer: Writer, number: int, record: Record, line: bytes) -> _Row:
-        begin: int = record.t + writer.shift_ns  # type: ignore[union-attr]  # no head comes here
+        begin: int = record.t + writer.shift_ns  # type: ignore[union-attr]  # heads are handled by the caller
         uid = group = ""
         if isinstance(record, Span | Open | RolloutSummary):
             end = begin if isinstance(record, Open) else begin + record.d
@@ -167,7 +167,7 @@ class TraceDB:
         return uid, group, is_summary, len(self.writers) - 1, number, begin, end, line
 
     def _name_groups(self) -> None:
-        """Give records that name a rollout and no group to the group of that rollout."""
+        """Assign records that name a rollout but no group to the group of that rollout."""
         query = """
             SELECT DISTINCT line.uid, named.grp FROM line
             LEFT JOIN line AS named ON named.is_summary AND named.uid = line.uid AND named.grp != ''
@@ -180,7 +180,7 @@ class TraceDB:
             self._database.execute("UPDATE line SET grp = ? WHERE grp = '' AND uid = ?", (own, uid))
 
     def _find_ends(self) -> None:
-        """Note for each writer when the server saw its process end."""
+        """Set for each writer when the server saw its process end."""
         changes = [
             line.record for line in self.of_run() if isinstance(line.record, ProcessChange) and line.record.process
         ]
@@ -209,19 +209,19 @@ def _files(source: TraceSource) -> Iterator[tuple[str, Iterable[bytes]]]:
         try:
             with path.open("rb") as file:
                 yield str(path), (line for _, line in bounded_lines(file))
-        except FileNotFoundError:  # the budget took it
+        except FileNotFoundError:  # removed by the budget
             continue
 
 
 def _group_in(uid: str) -> str:
-    """The group that a ``rollout_uid`` names, if it is one."""
+    """The group named in ``uid``, if it is a ``rollout_uid``."""
     parts = uid.rsplit("-", 2)
     return parts[1] if len(parts) == 3 else uid
 
 
 def _shift(record: Record, ns: int) -> None:
-    """Move all moments of ``record`` by ``ns``."""
-    record.t += ns  # type: ignore[union-attr]  # no head comes here
+    """Shift all times of ``record`` by ``ns``."""
+    record.t += ns  # type: ignore[union-attr]  # heads are handled by the caller
     if isinstance(record, Read):
         for name in _READ_TIMES:
             if moment := getattr(record, name):
@@ -233,18 +233,18 @@ def _shift(record: Record, ns: int) -> None:
 
 
 class _SharedClock:
-    """The heads of all processes, which have one monotonic clock while the machine is up.
+    """Puts all processes on one clock: they share a monotonic clock while the machine is up.
 
-    Each anchored it to the wall by itself. Where the wall's clock was set between two heads, the later process's times
-    are off by that much: its monotonic clock says by how much.
+    Each process anchors it to wall time itself. If the wall clock is set between two heads, the later process's times
+    are off by the difference between the anchors.
     """
 
     def __init__(self) -> None:
         self._firsts: list[Head] = []
-        """Of each time that a machine was up."""
+        """The first head of each boot of a machine."""
 
     def shift(self, head: Head) -> int:
-        """What is to be added to the times of the process with this head."""
+        """The correction to add to the times of the process with this head."""
         for first in self._firsts:
             if not _is_other_boot(first, head):
                 return (first.wall_ns - first.mono_ns) - (head.wall_ns - head.mono_ns)
@@ -253,9 +253,9 @@ class _SharedClock:
 
 
 def _is_other_boot(first: Head, head: Head) -> bool:
-    """Whether the machine was booted between the two, or each is of another one.
+    """Whether the machine was rebooted between the two heads, or they are from different machines.
 
-    Where heads do not say: the later one's monotonic clock began after the earlier head.
+    For heads without a boot id: the later one's monotonic clock started after the earlier head.
     """
     if first.boot and head.boot:
         return first.boot != head.boot

@@ -1,7 +1,7 @@
-"""Text of strangers made harmless to look at: what models, tools and generators wrote may reach a terminal.
+"""Makes untrusted text safe to display: texts of models, tools and generators may reach a terminal.
 
-A terminal takes escape sequences as commands: they recolour it, rename its window, write over what it showed, put text
-on the clipboard. Bidirectional and invisible characters let a text be read as another one.
+Terminals interpret escape sequences as commands: change colours, rename the window, overwrite output, set the
+clipboard. Bidirectional and invisible characters can make a text look like another one.
 """
 
 import json
@@ -9,29 +9,29 @@ import re
 
 HIDDEN = re.compile(
     "["
-    "\x00-\x08\x0b-\x1f"  # C0, ESC among them; newlines and tabs stay
-    "\x7f-\x9f"  # DEL, and C1, which some terminals take as escape sequences
+    "\x00-\x08\x0b-\x1f"  # C0, including ESC; newlines and tabs are kept
+    "\x7f-\x9f"  # DEL, and C1, which some terminals treat as escape sequences
     "\xad\u061c\u180e\u200b\u200e\u200f"  # invisible, and marks of direction; joiners belong to words and emoji
-    "\u2028-\u202e"  # separators of lines and paragraphs, embeddings and overrides of direction
-    "\u2060-\u206f\ufeff\ufff9-\ufffb"  # isolates of direction, and what shows nothing
-    "\ud800-\udfff"  # halves of surrogate pairs, which cannot be written at all
+    "\u2028-\u202e"  # line and paragraph separators, direction embeddings and overrides
+    "\u2060-\u206f\ufeff\ufff9-\ufffb"  # direction isolates, and characters that show nothing
+    "\ud800-\udfff"  # unpaired surrogates, which cannot be encoded
     "\U000e0000-\U000e007f"  # tags
     "]"
 )
 
 
 def visible(text: str) -> str:
-    r"""``text`` with its control, bidirectional and invisible characters written out: ``\x1b``, ``\u202e``."""
+    r"""``text`` with its control, bidirectional and invisible characters escaped: ``\x1b``, ``\u202e``."""
     return HIDDEN.sub(_written_out, text)
 
 
 def visible_line(text: str) -> str:
-    """``visible`` for what is to stay one entry of a log: further lines of it are set in, and can begin no other."""
+    """``visible`` for a single log entry: further lines are indented, so that they cannot look like entries."""
     return visible(text).replace("\n", "\n    ")
 
 
 def visible_json(value: object, *, indent: int | None = 2) -> str:
-    """A JSON document whose strings are what they were, and in which nothing can be read as a command."""
+    """A JSON document with unchanged strings, in which nothing can act as a command."""
     return HIDDEN.sub(_in_json, json.dumps(value, indent=indent, ensure_ascii=False))
 
 

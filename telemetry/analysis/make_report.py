@@ -119,7 +119,7 @@ def _worst(outliers: list[OutlierRequest]) -> list[OutlierRequest]:
 
 
 def ranked(found: Sequence[Finding], steps: Sequence[StepSummary]) -> list[Finding]:
-    """The most expensive first. A cause in ``_RECURS`` steps or more becomes one finding, which names the worst step."""
+    """Most expensive first. A cause in ``_RECURS`` steps or more becomes one finding, which names the worst step."""
     total_s = sum(step.seconds for step in steps)
     by_cause: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in found:

@@ -1,4 +1,4 @@
-"""What a trace tells beside its rollouts, and what a step's bounds need of each group."""
+"""Indexes a trace: everything except rollouts, and the group data that step bounds need."""
 
 from array import array
 from dataclasses import dataclass
@@ -20,33 +20,33 @@ from forebay.telemetry.tracing.records import (
 
 @dataclass(slots=True)
 class GroupLife:
-    """The life of a group. Times in ns, 0 for none."""
+    """The life of a group. Times in ns, 0 if unset."""
 
     begun: int = 0
-    """Of what was recorded of its rollouts: the first begin, and the last end."""
+    """First begin and last end (``ended``) among the records of its rollouts."""
     ended: int = 0
     ready: int = 0
     ready_by: str = ""
     discarded: int = 0
     discarded_why: str = ""
     is_known: bool = False
-    """Whether the server said anything of it."""
+    """Whether the server recorded anything about it."""
     is_delivered: bool = False
 
 
 class TraceIndex:
-    """Made in one pass over all records that belong to no rollout, and one over the summaries."""
+    """Built in one pass over all records outside rollouts, and one over the summaries."""
 
     def __init__(self, db: TraceDB) -> None:
         self.groups = {name: GroupLife(begin, end) for name, begin, end in db.groups()}
         self.reads: list[Read] = []
         self.open_reads: dict[str, int] = {}
-        """Since when a read waits that was not over when the log ended, by its id."""
+        """By id, the begin of each read that had not ended when the log ended."""
         self.checkpoints: dict[str, int] = {}
         """By batch."""
         self.standstills: list[Standstill] = []
         self.busy: dict[str, array[int]] = {}
-        """By engine: begin and end of each request, one after the other."""
+        """By engine: begin and end of each request, one after another."""
         self.dropped_spans = 0
         self.dropped_summaries = 0
         self.dropped_why: set[str] = set()
@@ -73,7 +73,7 @@ class TraceIndex:
                 self._see_group(record)
             case Read():
                 self.open_reads.pop(record.id, None)
-                if record.id not in self._read_ids:  # else of a file that was copied
+                if record.id not in self._read_ids:  # a copied file repeats it
                     self._read_ids.add(record.id)
                     self.reads.append(record)
             case BatchChange(checkpoint=int(checkpoint)):
@@ -91,14 +91,14 @@ class TraceIndex:
         group = self.groups.setdefault(record.group, GroupLife())
         group.is_known = True
         if record.state == "ready":
-            # After a rewind or an expiry a group is ready anew; what a step waited for is that it was so at all.
+            # After a rewind or an expiry a group is ready again; a step waited only for the first time.
             if not group.ready:
                 group.ready, group.ready_by = record.t, record.last
         elif record.state == "discarded":
             group.discarded, group.discarded_why = record.t, record.reason
 
     def _see_stall(self, key: tuple[str, int, int], record: LoopStall) -> None:
-        # Noted while it lasts and again when it has ended: the longest note has it all.
+        # Recorded while it lasts and again at its end: the longest record is complete.
         known = self._stalls.get(key)
         if known is None or record.d >= known.d:
             record.stack = record.stack or (known.stack if known else [])

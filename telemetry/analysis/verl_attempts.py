@@ -1,4 +1,4 @@
-"""From the lines that verl's log has of a request to an attempt with a summary and spans, as a trace has them."""
+"""Turns the lines of verl's log about a request into an attempt with a summary and spans, as in a trace."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from forebay.telemetry.tracing.records import RolloutSummary, Span, TurnSummary
 
 _ENGINE = "engine"
 _RESOLUTION_NS = 2_000
-"""Times are written in microseconds: moments that are no further apart are one."""
+"""Times are written in microseconds: moments no further apart than this are equal."""
 _NOT_INFO = {"request_id", "turn"}
 _TIMINGS = (
     ("pre_process_duration", "turn_pre_process"),
@@ -22,7 +22,7 @@ _TIMINGS = (
 
 
 class VerlEvent(NamedTuple):
-    """What lasted from ``begin`` to ``end``, in ns. It counts where nothing deeper is open."""
+    """An event from ``begin`` to ``end``, in ns. Its time counts only while no deeper event is open."""
 
     begin: int
     end: int
@@ -32,9 +32,9 @@ class VerlEvent(NamedTuple):
 
 
 def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], has_ends: bool) -> Attempt:
-    """The attempt whose ``lines`` these are; ``window`` is what a request that was thrown away is clipped to.
+    """The attempt made of ``lines``. An aborted request is clipped to ``window``.
 
-    ``has_ends`` says whether the step's log has the ends of requests: then one without an end was still open.
+    ``has_ends``: the step's log contains ends of requests, so a request without one was still open.
     """
     complete = next((line for line in lines if line.event == COMPLETE), None)
     abort = next((line for line in lines if line.event in ABORTS), None)
@@ -76,7 +76,7 @@ def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], 
 
 
 def own_times(events: Iterable[VerlEvent]) -> Iterator[tuple[VerlEvent, int, int]]:
-    """The stretches of each event in which nothing deeper is open."""
+    """The parts of each event in which no deeper event is open."""
     ordered = sorted(events, key=lambda event: event.begin)
     deeper = {
         depth: [(event.begin, event.end) for event in ordered if event.depth > depth]
@@ -90,7 +90,7 @@ def own_times(events: Iterable[VerlEvent]) -> Iterator[tuple[VerlEvent, int, int
 def _turns(
     begin: int, end: int, lines: list[VerlLine], timings: list[dict[str, Any]], worker: str
 ) -> list[TurnSummary]:
-    """By their numbers; each lasts until the next begins, the last until the request ends."""
+    """Turns by number. Each lasts until the next begins, the last one until the request ends."""
     begins: dict[int, int] = {}
     facts: dict[int, dict[str, Any]] = {}
     for line in lines:
@@ -138,7 +138,7 @@ def _ns_of(timing: dict[str, Any], key: str) -> int:
 
 
 def _events_of_timings(turns: list[TurnSummary], timings: list[dict[str, Any]]) -> Iterator[VerlEvent]:
-    """The parts of turns one after the other, for a log that has only the ends of requests."""
+    """The parts of turns one after another, for a log that has only the ends of requests."""
     for turn, timing in zip(turns, timings, strict=False):
         at = turn.t
         for key, phase in _TIMINGS:
@@ -148,7 +148,7 @@ def _events_of_timings(turns: list[TurnSummary], timings: list[dict[str, Any]]) 
 
 
 def _spans(summary: RolloutSummary, events: list[VerlEvent]) -> list[Span]:
-    """What each event had to itself. A span's time decides its turn: while tools run, a line has the next turn's."""
+    """The own time of each event. Time decides the turn: lines of running tools carry the next turn's number."""
     moments = [summary.t, summary.end, *(moment for turn in summary.turns for moment in (turn.t, turn.t + turn.d))]
     moments += [moment for event in events for moment in (event.begin, event.end)]
     aligned = _aligned(moments)
@@ -170,7 +170,7 @@ def _spans(summary: RolloutSummary, events: list[VerlEvent]) -> list[Span]:
 
 
 def _aligned(moments: Iterable[int]) -> dict[int, int]:
-    """Each moment as the first of those that rounding alone tells apart."""
+    """Map each moment to the first of those that differ only by rounding."""
     found: dict[int, int] = {}
     first = -_RESOLUTION_NS
     for moment in sorted(moments):
@@ -181,7 +181,7 @@ def _aligned(moments: Iterable[int]) -> dict[int, int]:
 
 
 def _add_phases(summary: RolloutSummary, spans: list[Span]) -> None:
-    """Exclusive time of the request and of its turns."""
+    """Set the exclusive times of the request and its turns."""
     intervals: list[PlainInterval] = [(span.name, span.t, span.t + span.d, "", "") for span in spans]
     marks = []
     for number, turn in enumerate(summary.turns):

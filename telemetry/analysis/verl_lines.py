@@ -1,7 +1,7 @@
-"""Lines of verl's profile log, in every spelling that was written so far, and what each of its events is.
+"""Parses the lines of verl's profile log, in every spelling in use, and classifies their events.
 
-``timestamp`` is the END of what took ``duration_sec``. Ids are in ``extra`` or beside it, the worker is ``workid`` or
-``worker``, and unknown keys are kept.
+``timestamp`` is the END of an event that took ``duration_sec``. Ids are in ``extra`` or at the top level, the worker is
+``workid`` or ``worker``, and unknown keys are kept.
 """
 
 import json
@@ -42,10 +42,10 @@ _DEPTHS = {
     "turn_tool_parsing": _PART,
     "interaction_response": _PART,
 }
-"""How deep an event of a request is nested: at each moment the deepest counts. An unknown one is the deepest."""
+"""Nesting depth of a request's events: at each moment the deepest counts. Unknown events are deepest."""
 
 WORKER_DEPTHS = {"async_generate_duration": _REQUEST, "engine_async_generate": _LOOP}
-"""Of what a worker does: whatever else it does meanwhile is counted as that."""
+"""Depths of a worker's own events. Anything else it does meanwhile is deeper and counts instead."""
 
 _PHASES = {
     "turn_engine_call": "engine",
@@ -55,7 +55,7 @@ _PHASES = {
     "reward_duration": "reward",
     "barrier": "barrier_wait",
 }
-"""Events that a report names otherwise; the rest keeps its name, without ``_duration``."""
+"""Events that have another name in reports. All others keep their name, without ``_duration``."""
 
 STEP_TOTAL = "total_step_duration"
 LENGTH_STATS = "step_response_length_stats"
@@ -63,50 +63,50 @@ MONITORING = "async_rollout_with_monitoring_duration"
 COMPLETE = "async_rollout_request_complete"
 ABORTS = ("aborted_request", "aborted_request_with_exception", "aborted_request_with_cancelled_error")
 PADDING = "_padding"
-"""At the end of an abort's name: the place of an aborted request was filled; it is no second abort."""
+"""Suffix of an abort's name if the slot of an aborted request was filled. This is not another abort."""
 
 
 def depth_of(event: str) -> int:
-    """How deep an event of a request is nested."""
+    """Nesting depth of a request's event."""
     return _DEPTHS.get(event, _OWN)
 
 
 def is_leaf(event: str) -> bool:
-    """Whether an event is a part of a turn or a state, not what holds them."""
+    """Whether an event is part of a turn or state, not a container."""
     return depth_of(event) >= _STATE and not is_abort(event)
 
 
 def phase_of(event: str) -> str:
-    """What a report calls the time of ``event``."""
+    """The name of ``event`` in a report."""
     return _PHASES.get(event) or event.removesuffix("_duration")
 
 
 def is_abort(event: str) -> bool:
-    """In every spelling, the filled places included."""
+    """Whether an event is an abort in any spelling, including filled slots."""
     return event.removesuffix(PADDING) in ABORTS
 
 
 @dataclass(slots=True)
 class VerlLine:
-    """What one line says, whatever its spelling. Times in ns, in microseconds as they are written."""
+    """One parsed line. Times in ns, with the log's resolution of microseconds."""
 
     event: str
     end: int
-    """Since the Unix epoch; a time without a zone is taken as UTC, for only differences count."""
+    """Since the Unix epoch. Times without a zone are read as UTC: only differences matter."""
     d: int | None
     worker: str
     request_id: str
     info: dict[str, Any] = field(default_factory=dict)
-    """``extra``, and the keys beside it."""
+    """``extra``, and the unknown keys of the top level."""
 
     @property
     def begin(self) -> int:
-        """Its end, where it has no duration."""
+        """The begin; equal to the end if it has no duration."""
         return self.end - (self.d or 0)
 
 
 def read_lines(path: Path, worker: str, on_bad_line: OnBadLine) -> Iterator[VerlLine]:
-    """The lines of one file, whose worker is ``worker`` where they do not say. Broken ones go to ``on_bad_line``."""
+    """The lines of one file. ``worker`` is used if a line names none. Invalid lines go to ``on_bad_line``."""
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             if not raw.strip():
@@ -128,17 +128,17 @@ def _decode(raw: bytes) -> dict[str, Any]:
 
 
 def _lenient(raw: bytes) -> object:
-    """Python's own ``json`` writes NaN and Infinity, which no JSON is: such a line is whole, but its time is wrong."""
+    """Parse NaN and Infinity, which Python's ``json`` writes. Such a line is complete, but its time is wrong."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        raise ValueError("not whole, or no JSON") from None
+        raise ValueError("not a complete line of JSON") from None
 
 
 def _line(raw: dict[str, Any], worker: str) -> VerlLine:
     event = raw.get("event")
     if not isinstance(event, str) or not event:
-        raise ValueError("names no event")
+        raise ValueError("has no event name")
     extra = raw.get("extra")
     info = {key: value for key, value in raw.items() if key not in _KNOWN}
     info |= extra if isinstance(extra, dict) else {}
@@ -164,7 +164,7 @@ def _duration(value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"duration_sec is no number: {str(value)[:40]!r}")
+        raise ValueError(f"duration_sec must be a number (got {str(value)[:40]!r})")
     return _ns("duration_sec", value)
 
 
@@ -173,7 +173,7 @@ def _moment(value: object) -> int:
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            raise ValueError(f"timestamp is no ISO time: {value[:40]!r}") from None
+            raise ValueError(f"timestamp must be an ISO time (got {value[:40]!r})") from None
         value = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("has no timestamp")
@@ -181,13 +181,13 @@ def _moment(value: object) -> int:
 
 
 def _ns(what: str, seconds: float) -> int:
-    if not 0 <= seconds * 1e9 < LONGEST_NS:  # nor is NaN
-        raise ValueError(f"{what} is {seconds}")
+    if not 0 <= seconds * 1e9 < LONGEST_NS:  # also false for NaN
+        raise ValueError(f"{what} is out of range: {seconds}")
     return round(seconds * 1e9)
 
 
 def number_of(info: dict[str, Any], *keys: str) -> float | None:
-    """The first of ``keys`` that has a number which can be counted with."""
+    """The first finite number among the values of ``keys``."""
     for key in keys:
         value = info.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

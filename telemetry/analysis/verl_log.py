@@ -1,7 +1,7 @@
-"""verl's profile log, ``{folder}/step_{n}/worker_{id}.jsonl``, as a timeline; one step at a time.
+"""Reads verl's profile log, ``{folder}/step_{n}/worker_{id}.jsonl``, as a timeline, one step at a time.
 
-Whatever a line calls its worker, wherever its ids are, and from whichever number the steps count. ``verl_lines.py``
-reads lines, ``verl_attempts.py`` makes attempts of them.
+Any name of a worker, any place of the ids, and any first step number are accepted. ``verl_lines.py`` parses lines,
+``verl_attempts.py`` builds attempts.
 """
 
 import re
@@ -31,12 +31,12 @@ from forebay.telemetry.tracing.exclusive_time import exclusive_shares
 from forebay.telemetry.tracing.read_trace import BadLines
 
 MAX_DEPTH = 3
-"""Folders between the one that is given and the steps."""
+"""Levels of folders between the given one and the steps."""
 _STEP = re.compile(r"(?:step[_-]?)?(\d+)")
 
 
 class VerlLog:
-    """A ``Timeline`` of a folder of such logs. ``InvalidInput`` where it has the logs of several experiments."""
+    """The ``Timeline`` of a folder of such logs. Raises ``InvalidInput`` if it has the logs of several experiments."""
 
     def __init__(self, folder: Path) -> None:
         self.source = str(folder)
@@ -45,12 +45,12 @@ class VerlLog:
         self._folders = find_steps(folder)
 
     def steps(self) -> Iterator[ProfileStep]:
-        """By their numbers."""
+        """Steps by number."""
         for number, lines in self._read():
             yield lines.as_step(str(number))
 
     def attempts(self) -> Iterator[list[Attempt]]:
-        """Of each step those of its requests, without what only reports show."""
+        """For each step, the attempts of its requests, without data used only in reports."""
         for _, lines in self._read():
             yield lines.attempts()
 
@@ -67,13 +67,13 @@ class VerlLog:
                 yield number, lines
         if without_total:
             self.notes.append(
-                f"{without_total} of {len(self._folders)} steps log no {STEP_TOTAL}: "
-                "each counts from its first start to its last end."
+                f"{without_total} of {len(self._folders)} steps have no {STEP_TOTAL} in the log: "
+                "each is counted from its first start to its last end."
             )
 
 
 def find_steps(folder: Path) -> list[tuple[int, Path]]:
-    """The folders of steps in ``folder``, however deep up to ``MAX_DEPTH``; none where it has no such log."""
+    """The folders of steps in ``folder``, at most ``MAX_DEPTH`` levels down; empty if there is no such log."""
     found: dict[Path, list[tuple[int, Path]]] = defaultdict(list)
     for path in _folders_in(folder, MAX_DEPTH + 1):
         match = _STEP.fullmatch(path.name)
@@ -101,7 +101,7 @@ def _folders_in(folder: Path, depth: int) -> Iterator[Path]:
 
 
 class _StepLines:
-    """The lines of one step, sorted by what they are about."""
+    """The lines of one step, grouped by request and worker."""
 
     def __init__(self) -> None:
         self.by_request: dict[str, list[VerlLine]] = defaultdict(list)
@@ -122,7 +122,7 @@ class _StepLines:
             self.by_worker[line.worker].append(line)
 
     def as_step(self, name: str) -> ProfileStep:
-        """What a report needs of the step."""
+        """The step as a report needs it."""
         begin, end = self._bounds()
         step = ProfileStep(name, begin * NS, end * NS)
         step.requests = [request_of([attempt]) for attempt in self.attempts()]
@@ -134,18 +134,18 @@ class _StepLines:
             for line in own:
                 if line.event == LENGTH_STATS:
                     step.response_tokens += _lengths(line.info)
-        # The most that an answer has which was ended for its length.
+        # The longest answer that was stopped for its length.
         step.length_cap = max((each.sampled_tokens for each in step.requests if each.is_capped), default=0) or None
         return step
 
     def attempts(self) -> list[Attempt]:
-        """One for each request."""
+        """One attempt for each request."""
         has_ends = any(line.event == COMPLETE for own in self.by_request.values() for line in own)
         windows = {worker: self._window(worker) for worker in {own[0].worker for own in self.by_request.values()}}
         return [
             attempt_of(request_id, own, windows[own[0].worker], has_ends)
             for request_id, own in self.by_request.items()
-            # Of an aborted request a worker's file may have nothing but that its place was filled.
+            # A worker's file may contain only the filled slot of an aborted request.
             if any(not line.event.endswith(PADDING) for line in own)
         ]
 
@@ -154,7 +154,7 @@ class _StepLines:
         return begin, max((line.end for line in self.totals), default=self._end)
 
     def _window(self, worker: str) -> tuple[int, int]:
-        """When ``worker`` generated: the seconds of a request that was thrown away are clipped to it."""
+        """When ``worker`` generated. The time of an aborted request is clipped to this."""
         for event in (MONITORING, *WORKER_DEPTHS):
             spans = [
                 (line.begin, line.end) for line in self.by_worker.get(worker, []) if line.event == event and line.d

@@ -1,7 +1,7 @@
-"""What a lower ``max_tokens``, or waiting for fewer requests, would have saved, had all else been the same.
+"""What a lower ``max_tokens``, or waiting for fewer requests, would have saved if everything else were equal.
 
-Closed forms over the requests of each step. With a cap, a request ends earlier by the tokens that are cut, at its own
-speed; the step's generation ends with the last of them. Waiting for k of n ends with the k-th end.
+Closed forms over the requests of each step. With a cap, a request ends earlier by the tokens cut, at its own speed;
+generation ends with the last request. Waiting for k of n ends with the k-th end.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from forebay.telemetry.analysis.timeline import ProfileStep, Request
 from forebay.telemetry.numbers import seconds_text, share_text
 
 CAP_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-"""Of the cap, or of the longest answer where none is known."""
+"""Shares of the cap, or of the longest answer if no cap is known."""
 WAIT_SHARES = (0.99, 0.95, 0.9, 0.8)
 _FEW = 0.05
 _GAINS = 0.01
-"""Of the mean step: a cap that saves no more than this beyond the next higher one gains nothing more."""
+"""Share of the mean step. A lower cap must save more than this beyond the next higher one to be worthwhile."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Sum:
 
 
 class WhatIfs:
-    """Sums over steps, each looked at once and forgotten: the caps are those of the first step that has answers."""
+    """Sums over steps, which are processed one at a time. The caps are taken from the first step that has answers."""
 
     def __init__(self) -> None:
         self._caps: list[int] = []
@@ -47,7 +47,7 @@ class WhatIfs:
         self._seconds = 0.0
 
     def add(self, step: ProfileStep, summary: StepSummary) -> None:
-        """Take a step in."""
+        """Add a step."""
         requests = [request for request in step.requests if request.ending == "finished"]
         if not requests:
             return
@@ -71,7 +71,7 @@ class WhatIfs:
         self._by_cap = {cap: _Sum() for cap in self._caps}
 
     def results(self) -> list[WhatIf]:
-        """By cap, from high to low; then by share waited for."""
+        """By cap, from high to low, then by share of requests to wait for."""
         if not self._num_steps:
             return []
         sums = [("cap", float(cap), self._by_cap[cap]) for cap in self._caps]
@@ -88,7 +88,7 @@ class WhatIfs:
         ]
 
     def sentences(self) -> list[str]:
-        """The cap that saves most and cuts few answers, and the one below which nothing more is gained."""
+        """The cap that saves most while cutting few answers, and the lowest one that still saves time."""
         if not self._num_steps or not self._caps:
             return []
         mean_s = self._seconds / self._num_steps
@@ -114,7 +114,7 @@ class WhatIfs:
 
 
 def kept(number: int, share: float) -> int:
-    """How many of ``number`` requests are waited for; at least one."""
+    """The number of requests out of ``number`` to wait for; at least one."""
     return max(1, min(number, round(number * share)))
 
 

@@ -1,7 +1,7 @@
-"""Our records as finished OpenTelemetry spans, with the ids under which they were recorded.
+"""Converts records to finished OpenTelemetry spans, and keeps the ids under which they were recorded.
 
-An agent's own spans, which have our ``traceparent``, are therefore their children. The root of a trace is an attempt of
-a rollout: made of its summary, which is always there. What belongs to no rollout, reads say, is in a trace of the run.
+An agent's own spans that use the run's ``traceparent`` are therefore their children. The root of a trace is an attempt
+of a rollout, made from its summary, which is always recorded. Other spans, such as reads, are in a trace of the run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,20 +42,20 @@ _KNOWN = {
     "error": names.ERROR_TYPE,
     "versions": names.WEIGHT_VERSIONS,
 }
-"""What we call it, and what the conventions do."""
+"""Names of recorded attributes, and the corresponding names in the conventions."""
 
 
 class OtelSpans:
-    """Makes spans of a trace. The same trace makes the same spans, ids included."""
+    """Converts traces to spans. Equal traces give equal spans, including ids."""
 
     def __init__(self) -> None:
         self._resources: dict[tuple[str, int], Resource] = {}
         self._open: dict[str, tuple[Writer, Open]] = {}
-        """What belongs to no rollout, and has not ended."""
+        """Spans outside rollouts that have not ended."""
         self._pauses = ServerIntervals()
 
     def of(self, db: TraceDB) -> "Iterator[ReadableSpan]":
-        """All of them; what never ended lasts until its attempt, or the trace, was over."""
+        """All spans. A span that never ended lasts until the end of its attempt, or of the trace."""
         for group in db.groups():
             for attempts in db.rollouts([group.name]):
                 for attempt in attempts:
@@ -84,7 +84,7 @@ class OtelSpans:
                 self._open[record.id] = writer, record
             case Span():
                 self._open.pop(record.id, None)
-                if record.name != "read" or writer.process != "server":  # of which there is a record of its own
+                if record.name != "read" or writer.process != "server":  # those have a separate record
                     yield self._span(writer, record)
             case Read():
                 self._open.pop(record.id, None)
@@ -141,7 +141,7 @@ class OtelSpans:
         return self._make(writer, "attempt", ids, (summary.t, summary.t + summary.d), about)
 
     def _read(self, writer: Writer, read: Read) -> "Iterator[ReadableSpan]":
-        """One span for all of it, and one for each of its parts."""
+        """One span for the whole read, and one for each of its parts."""
         parts = parts_of_read(read)
         end = parts[-1].end if parts else read.t
         about = {
@@ -161,7 +161,7 @@ class OtelSpans:
             yield self._make(writer, part.name, ids, (part.begin, part.end), {names.PHASE: part.name})
 
     def _weights(self, line: TraceLine, weights: Weights) -> "Iterator[ReadableSpan]":
-        """An announcement takes no time, a pause ends with this record."""
+        """An announcement takes no time; a pause ends with this record."""
         about = {names.OWN + "weight_version": weights.version}
         if weights.what == "announced":
             yield self._of_run(line, "weights announced", weights.t, weights.t, about)
@@ -169,7 +169,7 @@ class OtelSpans:
             yield self._of_run(line, pause.name, pause.begin, pause.end, about)
 
     def _of_run(self, line: TraceLine, name: str, begin: int, end: int, about: Attributes) -> "ReadableSpan":
-        """Something that has no id of its own."""
+        """A span for something without an id."""
         ids = self._trace(line.writer, ""), _derived_id(line.writer.name, str(line.number)), ""
         return self._make(line.writer, name, ids, (begin, end), about)
 
@@ -227,7 +227,7 @@ def _run_id(writer: Writer) -> str:
 
 
 def _described(span: Span) -> tuple[str, Attributes]:
-    """The span's name, and its own attributes, in the words of the conventions."""
+    """The span's name and attributes, with the names of the conventions."""
     if span.name == "engine":
         return _engine_call(span.at)
     if span.name == "tool":
@@ -238,7 +238,7 @@ def _described(span: Span) -> tuple[str, Attributes]:
         return span.name, {names.PHASE: span.name, **_renamed(span.at)}
     if span.name in ("turn", "attempt"):
         return span.name, _renamed(span.at)
-    return span.name, dict(span.at)  # a user's: with the names that the user gave
+    return span.name, dict(span.at)  # a user's span, with the user's names
 
 
 def _engine_call(at: Mapping[str, Any]) -> tuple[str, Attributes]:
@@ -260,7 +260,7 @@ def _address(url: str) -> tuple[str | None, int | None]:
     try:
         parts = urlsplit(url)
         return parts.hostname, parts.port if parts.hostname else None
-    except ValueError:  # brackets that do not match, a port that is none
+    except ValueError:  # unbalanced brackets, or an invalid port
         return None, None
 
 
@@ -269,7 +269,7 @@ def _renamed(at: Mapping[str, Any]) -> Attributes:
 
 
 def _written(about: Attributes) -> Attributes:
-    """Without what is not known, and with values that the protocol has: texts, numbers, flags, lists of texts."""
+    """Drop unknown values, and convert the others to types of the protocol: text, number, flag, list of texts."""
     return {name: _value(value) for name, value in about.items() if value is not None and value not in ("", [])}
 
 
@@ -296,7 +296,7 @@ def _derived_id(*parts: str) -> str:
 def _span_number(span: str) -> int:
     try:
         return int(span, 16) & ((1 << 64) - 1)
-    except ValueError:  # no writer of ours gives such an id
+    except ValueError:  # no writer of this package makes such an id
         return 0
 
 

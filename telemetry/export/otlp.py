@@ -1,6 +1,6 @@
-"""A trace to an OpenTelemetry collector, by OTLP over HTTP: the official exporter, configured by its usual variables.
+"""Sends a trace to an OpenTelemetry collector by OTLP over HTTP, with the official exporter and its variables.
 
-The exporter repeats a request that the collector could not take. What it gives up ends the export.
+The exporter retries a request that the collector could not accept. If it gives up, the export ends.
 """
 
 import logging
@@ -23,10 +23,10 @@ PROTOCOL = "http/protobuf"
 
 
 class OtlpExport:
-    """Sends the spans of traces, in batches."""
+    """Sends the spans of traces in batches."""
 
     def __init__(self) -> None:
-        """Raises ``MissingExtra`` without the SDK, ``InvalidInput`` for variables that ask for another protocol."""
+        """Raises ``MissingExtra`` without the SDK, ``InvalidInput`` if the variables select another protocol."""
         _check_protocol()
         self.endpoint = _endpoint()
         self._log = _LastMessage()
@@ -35,7 +35,7 @@ class OtlpExport:
         self.num_sent = 0
 
     def send(self, db: TraceDB) -> None:
-        """Send all spans of ``db``, with what had not ended when the trace did. Raises ``ForebayError``."""
+        """Send all spans of ``db``, including those that had not ended. Raises ``ForebayError``."""
         for span in OtelSpans().of(db):
             self._waiting.append(span)
             if len(self._waiting) == BATCH_SIZE:
@@ -72,7 +72,7 @@ class OtlpExport:
 
 
 class _LastMessage(logging.Handler):
-    """Keeps the SDK's last log message, which would otherwise go to standard error at each try."""
+    """Keeps the SDK's last log message, which would otherwise be written to standard error on each attempt."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -83,23 +83,23 @@ class _LastMessage(logging.Handler):
         self._logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
+        """Keep the message."""
         self.text = record.getMessage()
 
     def leave(self) -> None:
-        """Let the SDK log as before."""
+        """Restore the SDK's logging."""
         self._logger.removeHandler(self)
         self._logger.propagate = self._did_propagate
 
 
 def _endpoint() -> str:
-    """Where the exporter sends to, without a password."""
+    """The address that the exporter uses, without a password."""
     names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     name = next((name for name in names if os.environ.get(name)), "")
     if not name:
         return DEFAULT_ENDPOINT
     if not is_http_url(os.environ[name]):
-        raise InvalidInput(f"{name} is no http address", hint=f"it looks like {DEFAULT_ENDPOINT}")
+        raise InvalidInput(f"{name} is not an http address", hint=f"use an address like {DEFAULT_ENDPOINT}")
     return without_login(os.environ[name])
 
 
@@ -108,5 +108,5 @@ def _check_protocol() -> None:
         if protocol := os.environ.get(name):
             if protocol == PROTOCOL:
                 return
-            hint = f"give {PROTOCOL}, and an address that takes it: collectors listen for it on port 4318"
-            raise InvalidInput(f"{name} is {protocol!r}, and spans go by {PROTOCOL} alone", hint=hint)
+            hint = f"use {PROTOCOL}, and an address that accepts it: collectors listen for it on port 4318"
+            raise InvalidInput(f"{name} is {protocol!r}, but only {PROTOCOL} is supported", hint=hint)

@@ -1,9 +1,9 @@
-"""A trace in the trace-event format, for ui.perfetto.dev and chrome://tracing, written as the trace is read.
+"""Writes a trace in the trace-event format, for ui.perfetto.dev and chrome://tracing, while reading it.
 
-Tracks: the trainer (its reads, its weights, pauses of engines), the processes (loops that stood still), each engine
-(its calls), each group (its states, and a track for each attempt of its rollouts). All that lasts are nestable async
-events: a ``b`` and an ``e`` of one name, category and id. Arrows lead from a call in its rollout to the same on its
-engine, and from a read to the groups that went out with it. Times are in microseconds since the log's first head.
+Tracks: the trainer (its reads, its weights, pauses of engines), the processes (blocked event loops), each engine (its
+calls), each group (its states, and a track for each attempt of its rollouts). Everything with a duration is a pair of
+nestable async events: a ``b`` and an ``e`` with the same name, category and id. Arrows lead from a call in its rollout
+to the call on its engine, and from a read to the groups it delivered. Times are microseconds since the first head.
 """
 
 from hashlib import blake2b
@@ -38,7 +38,7 @@ class PerfettoExport:
         self.num_attempts = 0
 
     def draw(self, db: TraceDB) -> None:
-        """Draw all of ``db``, what had not ended marked as open, and write the end of the file."""
+        """Draw all of ``db``, mark what had not ended as open, and complete the file."""
         if db.begin_ns:
             self._events.begin_at(db.begin_ns)
         for group in db.groups():
@@ -70,7 +70,7 @@ class PerfettoExport:
                 self._of_run[record.id] = record
             case Span():
                 self._of_run.pop(record.id, None)
-                if record.name != "read" or writer.process != "server":  # those have a record of their own
+                if record.name != "read" or writer.process != "server":  # those have a separate record
                     self._draw(self._events.processes(), "run", TrackSpan.of(record, 0))
             case LoopStall():
                 if record.has_ended:
@@ -141,7 +141,7 @@ class PerfettoExport:
             self._draw(self._events.trainer(), "pause", span)
 
     def _draw_states(self, group: str, last: str = "", reason: str = "") -> None:
-        """One life of a group, from its opening to ``last``."""
+        """Draw one life of a group, from its opening to ``last``."""
         states = self._states.pop(group, [])
         if not states:
             return
@@ -170,5 +170,5 @@ class PerfettoExport:
 
 
 def _arrow_id(text: str) -> str:
-    """Hexadecimal, as the format wants it."""
+    """A hexadecimal id, as the format requires."""
     return blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,7 +1,7 @@
-"""The names of attributes in what goes to a collector: those of OpenTelemetry, of one version, and our own.
+"""Attribute names sent to a collector: those of one version of OpenTelemetry's conventions, and Forebay's own.
 
-The GenAI names are those of the semantic conventions 1.41.0, the last release that had them before they moved to a
-repository of their own. They are written out here, so that another version of a package changes nothing.
+The GenAI names are from the semantic conventions 1.41.0, the last release before they moved to a repository of their
+own. They are written out here, so that another version of a package changes nothing.
 """
 
 from typing import Final
@@ -27,7 +27,7 @@ CHAT: Final = "chat"
 """The operation of an engine call."""
 EXECUTE_TOOL: Final = "execute_tool"
 DEFAULT_PROVIDER: Final = "openai"
-"""Whose protocol an engine speaks, where nothing else is recorded of it."""
+"""The protocol that an engine speaks unless recorded otherwise."""
 
 RUN_ID: Final = "rl.run_id"
 PROCESS: Final = "rl.process"
@@ -45,6 +45,6 @@ ENDING: Final = "rl.ending"
 OUTCOME: Final = "rl.outcome"
 WEIGHT_VERSIONS: Final = "rl.weight_versions"
 IS_OPEN: Final = "rl.is_open"
-"""On a span that had not ended when its log did."""
+"""Marks a span that had not ended when its log ended."""
 OWN: Final = "rl."
-"""Before every other name of ours."""
+"""Prefix of all other names of Forebay."""

@@ -1,4 +1,4 @@
-"""What lasted, out of the moments that a server records: parts of a read, states of groups, pauses of engines."""
+"""Turns moments recorded by the server into intervals: parts of a read, states of groups, pauses of engines."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,24 +6,24 @@ from typing import NamedTuple
 from forebay.telemetry.tracing.records import GroupChange, Read, Record, Weights
 
 LAST_STATES = frozenset({"acked", "discarded"})
-"""A group in one of these waits for nothing."""
+"""Final states of a group."""
 
 
 class ServerInterval(NamedTuple):
-    """Something that lasted from ``begin`` to ``end``, both in nanoseconds since the Unix epoch."""
+    """An interval from ``begin`` to ``end``, both in nanoseconds since the Unix epoch."""
 
     name: str
     begin: int
     end: int
     group: str = ""
-    """Whose state it is; "" for engines that are paused."""
+    """The group whose state it is; "" for paused engines."""
     batch: str = ""
     is_open: bool = False
-    """It had not ended when its log did."""
+    """Whether it had not ended when its log ended."""
 
 
 def parts_of_read(read: Read) -> list[ServerInterval]:
-    """Its ``wait`` for groups, the ``hooks``, and the ``delivery`` to its last byte: those that the record tells of."""
+    """The recorded parts of a read: ``wait`` for groups, ``hooks``, and ``delivery`` until its last byte."""
     ends = {"wait": read.satisfied, "hooks": read.judged, "delivery": read.sent}
     parts, begin = [], read.t
     for name, end in ends.items():
@@ -34,14 +34,14 @@ def parts_of_read(read: Read) -> list[ServerInterval]:
 
 
 class ServerIntervals:
-    """Goes over the records of a log in their order."""
+    """Processes the records of a log in order."""
 
     def __init__(self) -> None:
         self._states: dict[str, GroupChange] = {}
         self._paused: Weights | None = None
 
     def of(self, record: Record) -> ServerInterval | None:
-        """What ends with ``record``."""
+        """The interval that ends with ``record``."""
         if isinstance(record, GroupChange):
             before = self._states.pop(record.group, None)
             if record.state not in LAST_STATES:
@@ -54,7 +54,7 @@ class ServerIntervals:
         return None
 
     def rest(self, end: int) -> Iterator[ServerInterval]:
-        """What had not ended at ``end``, when the log did."""
+        """The intervals that had not ended at ``end``, the end of the log."""
         for change in self._states.values():
             yield self._state(change, max(end, change.t))._replace(is_open=True)
         if self._paused is not None:

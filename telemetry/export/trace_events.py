@@ -1,10 +1,10 @@
-"""Spans on tracks, as events of the trace-event format: a line each, into a file that is valid once it is closed.
+"""Writes spans on tracks as events of the trace-event format, one per line. The file is valid once it is closed.
 
-The file is an array. Viewers open it before its end was written, too: while a run goes on.
+The file is an array. Viewers also open it before its end is written, while a run continues.
 
-On each track spans nest, as every viewer of traces wants them. A span goes below the one around it, on its track, if it
-lies within; what overlaps, as tools that run at once, gets a track of its own. Clocks of two processes may differ a
-little: what sticks out by that much is cut.
+On each track spans nest, as every trace viewer requires. A span is placed on the track of the span around it if it
+lies within. Overlapping spans, such as tools that run at once, get separate tracks. Clocks of two processes may differ
+slightly, so a span that sticks out by that much is cut.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ import msgspec
 from forebay.telemetry.tracing.records import Open, RolloutSummary, Span, TurnSummary
 
 SKEW_NS = 1_000_000
-"""What the clocks of two processes may differ by."""
+"""The largest difference between the clocks of two processes."""
 
 
 _OF_SUMMARY = ("uid", "instance", "epoch", "slot", "attempt", "step", "ending", "outcome", "reward", "reward_cpu_s")
@@ -26,7 +26,7 @@ _OF_TURN = ("engine", "prompt", "cached", "sampled", "finish_reason", "has_tools
 
 @dataclass(slots=True)
 class TrackSpan:
-    """A span as it is drawn."""
+    """A span to be drawn."""
 
     name: str
     begin: int
@@ -38,7 +38,7 @@ class TrackSpan:
 
     @classmethod
     def of(cls, record: Span | Open, end: int) -> Self:
-        """``end`` is that of the log, for one that is open."""
+        """A span of a record. An open record ends at ``end``, the end of the log."""
         is_open = isinstance(record, Open)
         about = {**record.at} | ({} if record.turn is None else {"turn": record.turn})
         last = max(end, record.t) if isinstance(record, Open) else record.t + record.d
@@ -47,7 +47,7 @@ class TrackSpan:
 
     @classmethod
     def of_summary(cls, summary: RolloutSummary) -> Self:
-        """The attempt itself."""
+        """The span of an attempt."""
         about: dict[str, Any] = {name: getattr(summary, name) for name in (*_OF_SUMMARY, *_OF_TURN[:4])}
         about |= {f"{phase}_s": ns / 1e9 for phase, ns in summary.phases.items()}
         known = {name: value for name, value in about.items() if value not in ("", None)}
@@ -56,18 +56,18 @@ class TrackSpan:
 
     @classmethod
     def of_turn(cls, turn: TurnSummary, number: int, up: str) -> Self:
-        """A turn of which no spans were kept."""
+        """A turn whose spans were not kept."""
         about = {name: value for name in _OF_TURN if (value := getattr(turn, name)) not in ("", None, [])}
         about |= {f"{phase}_s": ns / 1e9 for phase, ns in turn.phases.items()}
         return cls(f"turn {number}", turn.t, turn.t + turn.d, f"{up}/{number}", up, about=about)
 
 
 Edge = tuple[bool, TrackSpan]
-"""Whether it is the span's beginning, else its end."""
+"""True for the span's begin, False for its end."""
 
 
 def tracks(spans: Iterable[TrackSpan], root: TrackSpan) -> Iterator[list[Edge]]:
-    """The edges of each track in the order of time, the one that ``root`` is on first."""
+    """The edges of each track in chronological order, starting with the track of ``root``."""
     by_id = {each.id: each for each in spans} | {root.id: root}
     above = {each.id: _above(each, by_id) for each in by_id.values()}
     del by_id[root.id]
@@ -102,7 +102,7 @@ def _fit(span: TrackSpan, around: TrackSpan) -> None:
 
 
 class _Lane:
-    """One track while it is filled, in the order of the beginnings."""
+    """A track being filled with spans, ordered by begin."""
 
     def __init__(self, root: TrackSpan | None = None) -> None:
         self._open: list[TrackSpan] = []
@@ -111,7 +111,7 @@ class _Lane:
             self.add(root)
 
     def takes(self, span: TrackSpan, above: set[str]) -> bool:
-        """Whether ``span`` nests: the one that is open when it begins is around it, and as long."""
+        """Whether ``span`` nests here: the span open at its begin is one of its ancestors, and lasts as long."""
         while self._open and self._open[-1].end <= span.begin and self._open[-1].id not in above:
             self._close()
         if not self._open:
@@ -137,11 +137,11 @@ PROCESSES = 2
 _FIRST_ENGINE = 100
 _FIRST_GROUP = 10_000
 Arrow = tuple[str, str]
-"""``flow_out`` or ``flow_in``, and the id that both ends share."""
+"""``flow_out`` or ``flow_in``, and the id shared by both ends."""
 
 
 class TraceEvents:
-    """Writes events to ``file``. A viewer shows each ``pid`` as a process with tracks of its own."""
+    """Writes events to ``file``. A viewer shows each ``pid`` as a process with its own tracks."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -151,31 +151,31 @@ class TraceEvents:
         self._named: set[int] = set()
 
     def begin_at(self, zero: int) -> None:
-        """Say which moment is 0: times of years do not fit into a viewer's numbers."""
+        """Set the time that counts as 0: nanoseconds since the epoch exceed a viewer's numbers."""
         self._zero = zero
         begins = datetime.fromtimestamp(zero / 1e9, UTC).isoformat()
         self._write(ph="M", name="process_labels", pid=TRAINER, args={"labels": f"0 is {begins}"})
 
     def trainer(self) -> int:
-        """The process of the trainer's reads and weights."""
+        """The pid for the trainer's reads and weights."""
         return self._named_pid(TRAINER, "trainer")
 
     def processes(self) -> int:
-        """That of what the run's processes say of themselves."""
+        """The pid for records about the run's processes."""
         return self._named_pid(PROCESSES, "processes")
 
     def engine(self, url: str) -> int:
-        """That of an engine's calls."""
+        """The pid for an engine's calls."""
         return self._named_pid(self._pid("engine", url, _FIRST_ENGINE), f"engine {url}")
 
     def group(self, group: str) -> int:
-        """That of a group's rollouts."""
+        """The pid for a group's rollouts."""
         return self._named_pid(self._pid("group", group, _FIRST_GROUP), f"group {group}")
 
     def nested(
         self, pid: int, category: str, spans: Iterable[TrackSpan], root: TrackSpan, arrows: dict[str, Arrow]
     ) -> None:
-        """``root`` and all that lies in it; ``arrows`` by the id of the span at which they begin or end."""
+        """Draw ``root`` and everything in it. ``arrows`` are keyed by the span at which they begin or end."""
         for number, edges in enumerate(tracks(spans, root)):
             track = {"local": f"{root.id}.{number}"}
             for is_begin, span in edges:
@@ -190,11 +190,11 @@ class TraceEvents:
                 self._write(ph="b", ts=self._us(span.begin), **common, args=about)
 
     def moment(self, pid: int, name: str, at: int, **about: Any) -> None:
-        """Something that took no time."""
+        """Draw an event without a duration."""
         self._write(ph="i", s="p", ts=self._us(at), pid=pid, tid=0, name=name, args=about)
 
     def close(self) -> None:
-        """Write the end. The file stays open."""
+        """Complete the file, which stays open."""
         self._file.write(b"[]\n" if self._is_first else b"\n]\n")
         self._file.flush()
 

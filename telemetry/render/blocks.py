@@ -1,21 +1,20 @@
-"""What a report is put together from, whether it becomes a page or Markdown. All texts are as they came: a face of the
-report escapes them."""
+"""The building blocks of a report, for the page and for Markdown. Texts are unescaped: each renderer escapes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Chart = dict[str, Any]
-"""``data`` and ``layout`` of a picture, as plotly takes them."""
+"""``data`` and ``layout`` of a picture, in plotly's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCell:
-    """A cell of a table that leads somewhere on the page."""
+    """A table cell that links to a place on the page."""
 
     text: str
     anchor: str = ""
-    """Of what it leads to; "" where that is not shown."""
+    """The target of the link; "" if it is not shown."""
 
 
 Cell = str | LinkCell
@@ -27,19 +26,19 @@ class ParagraphBlock:
 
     text: str
     is_note: bool = False
-    """Whether it is about the report and not about the run."""
+    """Whether it is about the report rather than the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableBlock:
-    """Rows below headers."""
+    """A table: headers and rows."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
 
 def known_columns(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> TableBlock:
-    """A table of those columns of which a log tells anything: it need not tell all."""
+    """A table of the columns that have any value. A log need not contain them all."""
     known = [index for index in range(len(headers)) if index == 0 or any(row[index] != "-" for row in rows)]
     return TableBlock([headers[index] for index in known], [[row[index] for index in known] for row in rows])
 
@@ -49,14 +48,14 @@ class FigureBlock:
     """A picture, for the page only."""
 
     name: str
-    """Of its own on the page."""
+    """Unique on the page."""
     title: str
     chart: Chart
 
 
 @dataclass(frozen=True, slots=True)
 class FoldBlock:
-    """What is shown once its title is clicked at."""
+    """Blocks that are shown when their title is clicked."""
 
     anchor: str
     title: str
@@ -68,12 +67,12 @@ Block = ParagraphBlock | TableBlock | FigureBlock | FoldBlock
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A part of the report."""
+    """A section of the report."""
 
     anchor: str
     title: str
     blocks: list[Block] = field(default_factory=list)
     is_step: bool = False
-    """Whether it is one of several of which a page shows one at a time."""
+    """Whether the section is one of several of which the page shows one at a time."""
     is_first: bool = False
-    """Whether it is the one of them that is shown first."""
+    """Whether it is the one that is shown first."""

@@ -1,6 +1,6 @@
-"""The pictures, as data for plotly. Nothing here needs it: a page brings it along, and draws what comes into sight.
+"""The pictures as plotly data. Nothing here imports plotly: the page includes it and draws what becomes visible.
 
-Plotly takes texts as a little HTML, so that every text of a log goes through ``label``.
+Plotly interprets texts as simple HTML, so every text from a log goes through ``label``.
 """
 
 import html
@@ -18,7 +18,7 @@ T = TypeVar("T")
 LONGEST_LABEL = 48
 MOST_BARS = 60
 MOST_LINES = 24
-"""In one picture: more cannot be told apart."""
+"""Limit per picture: more lines cannot be told apart."""
 
 COLOURS = {
     "engine": "#2f5d8a",
@@ -42,18 +42,18 @@ COLOURS = {
     "async_generate": "#4c78a8",
     "barrier_wait": "#e45756",
 }
-"""What is seen in several pictures has one colour in all of them."""
+"""Each phase has the same colour in all pictures."""
 
 
 def label(text: str) -> str:
-    """A text of a log as plotly shows it letter by letter, shortened in its middle."""
+    """A text from a log, escaped for plotly and shortened in the middle."""
     if len(text) > LONGEST_LABEL:
         text = f"{text[: LONGEST_LABEL // 2]}…{text[-LONGEST_LABEL // 2 :]}"
     return html.escape(visible(text).replace("\n", " "), quote=False)
 
 
 def overview(steps: Sequence[StepSummary], anchors: Mapping[str, str]) -> Chart:
-    """How long each step took, and what for; one that sticks out is marked. A click leads to the step."""
+    """How long each step took, and for what. Outliers are marked. A click leads to the step."""
     steps = thinned(steps, MOST_POINTS)
     names = [label(step.name) for step in steps]
     links = [anchors.get(step.name, "") for step in steps]
@@ -76,7 +76,7 @@ def overview(steps: Sequence[StepSummary], anchors: Mapping[str, str]) -> Chart:
         marker = {"symbol": "triangle-down", "size": 11, "color": "#e45756"}
         data.append(
             {"type": "scatter", "mode": "markers", "name": "outlier", "x": x, "y": shortened(y), "marker": marker}
-            | {"customdata": custom, "hovertemplate": "step %{x}: %{y} s sticks out<extra></extra>"}
+            | {"customdata": custom, "hovertemplate": "step %{x}: %{y} s, an outlier<extra></extra>"}
         )
     return _chart(data, x="step", y="seconds", is_by_step=True, barmode="stack")
 
@@ -93,7 +93,7 @@ def over_steps(steps: Sequence[StepSummary], lines: Mapping[str, Sequence[float 
 
 
 def runs_over_steps(runs: Mapping[str, Mapping[str, float | None]], unit: str) -> Chart:
-    """One line over the steps for each run; steps of one name stand at one place."""
+    """One line over the steps for each run; steps of the same name share a position."""
     names = list(dict.fromkeys(name for line in runs.values() for name in line))
     kept = thinned(names, MOST_POINTS)
     data = [_line(run, [label(name) for name in kept], [line.get(name) for name in kept]) for run, line in _first(runs)]
@@ -101,7 +101,7 @@ def runs_over_steps(runs: Mapping[str, Mapping[str, float | None]], unit: str) -
 
 
 def shares_over_steps(steps: Sequence[StepSummary], phases: Iterable[str]) -> Chart:
-    """What part of its time each step gave to each phase; 100 in all."""
+    """The share of each step's time spent in each phase; 100 in all."""
     kept = thinned(steps, MOST_POINTS)
     names = [label(step.name) for step in kept]
     data = [_stacked(phase, names, [step.phase_shares.get(phase, 0.0) for step in kept], "%") for phase in phases]
@@ -109,14 +109,14 @@ def shares_over_steps(steps: Sequence[StepSummary], phases: Iterable[str]) -> Ch
 
 
 def counts_over_steps(steps: Sequence[StepSummary], counts: Mapping[str, Sequence[float | None]], unit: str) -> Chart:
-    """Bars on top of each other, over the steps."""
+    """Stacked bars over the steps."""
     names = thinned([label(step.name) for step in steps], MOST_POINTS)
     data = [_stacked(name, names, thinned(values, MOST_POINTS), unit) for name, values in _first(counts)]
     return _chart(data, x="step", y=unit, is_by_step=True, barmode="stack")
 
 
 def completion(curves: Mapping[str, CompletionCurve], gaps: Sequence[Gap] = (), most: int = 2000) -> Chart:
-    """What part of the requests had ended when; grey where nothing ended."""
+    """The share of requests that had ended over time; gaps are shaded."""
     data = []
     for name, curve in _first(curves):
         ends = thinned(curve.ends_s, most)
@@ -134,7 +134,7 @@ def completion(curves: Mapping[str, CompletionCurve], gaps: Sequence[Gap] = (), 
 
 
 def workers(names: Sequence[str], busy_s: Sequence[float], barrier_s: Sequence[float]) -> Chart:
-    """How long each worker of a step was at work, and how long it stood at the barrier."""
+    """How long each worker of a step was at work, and how long it waited at the barrier."""
     labels = [label(name) for name in names]
     data = [_bars("at work", labels, busy_s), _bars("barrier", labels, barrier_s)]
     for each, colour in zip(data, (COLOURS["engine"], COLOURS["wait"]), strict=True):
@@ -143,7 +143,7 @@ def workers(names: Sequence[str], busy_s: Sequence[float], barrier_s: Sequence[f
 
 
 def outlier_phases(outliers: Sequence[OutlierRequest], links: Sequence[str]) -> Chart:
-    """What each outlier spent its time on. A click leads to the request."""
+    """The phases of each outlier. A click leads to the request."""
     names = [f"{index + 1}. {label(each.request)}" for index, each in enumerate(outliers)]
     phases = _by_size(outlier.phases for outlier in outliers)
     data = []
@@ -156,7 +156,7 @@ def outlier_phases(outliers: Sequence[OutlierRequest], links: Sequence[str]) -> 
 
 
 def request_timeline(events: Sequence[Mapping[str, object]]) -> Chart:
-    """The events of one request, a row for each turn."""
+    """The events of one request, with a row for each turn."""
     rows = [(_row_of(event), str(event.get("name", "")), _seconds(event, "begin_s")) for event in events]
     lengths = [_seconds(event, "seconds") for event in events]
     data = []
@@ -171,7 +171,7 @@ def request_timeline(events: Sequence[Mapping[str, object]]) -> Chart:
 
 
 def critical_path(parts: Sequence[PathPart]) -> Chart:
-    """What the release of a step waited for, one stretch after the other."""
+    """What a step's data waited for, one stretch after another."""
     begin = parts[0].begin_s if parts else 0.0
     data = []
     for phase in dict.fromkeys(part.path.event for part in parts):
@@ -187,7 +187,7 @@ def critical_path(parts: Sequence[PathPart]) -> Chart:
 
 
 def what_if(choices: Sequence[WhatIf], unit: str) -> Chart:
-    """What would be saved, and what it would cost."""
+    """What would be saved, and at what cost."""
     ordered = sorted(choices, key=lambda each: each.value)
     x = shortened(each.value for each in ordered)
     saved = _line("seconds saved per step", x, [each.saved_s for each in ordered])
@@ -203,7 +203,7 @@ def what_if(choices: Sequence[WhatIf], unit: str) -> Chart:
 
 
 def turn_text(turn: int | None) -> str:
-    """How people count turns: from 1."""
+    """The number of a turn for people, starting at 1."""
     return "" if turn is None else f"turn {turn + 1}"
 
 
@@ -248,7 +248,7 @@ def _bars(name: str, x: Sequence[object], y: Iterable[float | None], unit: str =
 
 
 def _stacked(name: str, x: Sequence[object], y: Sequence[float | None], unit: str = "s") -> Chart:
-    """Bars on top of each other, or areas where there would be too many bars to be drawn quickly."""
+    """Stacked bars, or areas if there would be too many bars to draw quickly."""
     bars = _bars(name, x, y, unit)
     if len(x) <= MOST_BARS:
         return bars
@@ -262,7 +262,7 @@ def _lying(bars: Chart) -> Chart:
 
 
 def _colour(name: str) -> dict[str, str | int]:
-    """Without one of its own it gets the next of the page's."""
+    """The phase's colour; without one, the page's palette is used."""
     own = COLOURS.get(name.removesuffix("_duration"))
     return {"color": own} if own else {}
 

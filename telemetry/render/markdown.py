@@ -1,4 +1,4 @@
-"""The same findings and tables as the page has, without its pictures."""
+"""Renders the findings and tables of the page as Markdown, without pictures."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,11 @@ from forebay.telemetry.render.sections import facts_text, sections_of
 from forebay.telemetry.visible_text import visible
 
 _MEANS_SOMETHING = re.compile(r"([\\`*_\[\]<>|#~&!])")
-"""To Markdown, or to the HTML in it."""
+"""Characters with a meaning in Markdown, or in HTML inside it."""
 
 
 def markdown(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> str:
-    """The report as Markdown; ``others`` stand beside it."""
+    """The report as Markdown; ``others`` are compared with it."""
     return "\n".join(_lines(report, others))
 
 
@@ -46,5 +46,5 @@ def _row(cells: Sequence[Cell]) -> str:
 
 
 def _text(text: str) -> str:
-    """Of one line, and as it came: nothing in it is taken for Markdown."""
+    """Text on one line, escaped so that it is not interpreted as Markdown."""
     return _MEANS_SOMETHING.sub(r"\\\1", visible(" ".join(text.splitlines())))

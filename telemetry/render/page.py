@@ -1,7 +1,7 @@
-"""One HTML file with everything in it: it loads nothing, from nowhere.
+"""Renders the report as one HTML file that contains everything and loads nothing.
 
-The script of the charts stands in it once, out of the installed package. The policy in its head names the three
-scripts by their hashes: a text of a log that came through unescaped would still not be run.
+The chart library is embedded once, from the installed package. The content security policy lists the hashes of the
+scripts: text from a log could not run as a script even if it were not escaped.
 """
 
 import base64
@@ -32,7 +32,7 @@ from forebay.telemetry.visible_text import visible
 
 
 def page(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> str:
-    """The report as a page; ``others`` stand beside it. Raises ``MissingExtra`` without plotly."""
+    """The report as a page; ``others`` are compared with it. Raises ``MissingExtra`` without plotly."""
     sections = sections_of(report, others)
     figures = {figure.name: figure.chart for section in sections for figure in _figures(section.blocks)}
     scripts = [_script(_plotly_script()), _script(_asset("page.js"))]
@@ -53,7 +53,7 @@ def page(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> str:
 
 
 def require_plotly() -> None:
-    """Raise ``MissingExtra`` if there is no plotly. Looks without importing."""
+    """Raise ``MissingExtra`` if plotly is not installed. Does not import it."""
     if find_spec("plotly") is None:
         raise MissingExtra("plotly", "report")
 
@@ -70,21 +70,21 @@ def _asset(name: str) -> str:
 
 
 def _script(text: str) -> str:
-    """As it may stand in a page: nothing in it ends the element. In a string of JavaScript ``\\/`` is a slash."""
+    """A script that can be embedded: nothing in it ends the element. In JavaScript strings ``\\/`` is a slash."""
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _policy(scripts: Sequence[str]) -> str:
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    # Plotly writes style elements, and makes pictures to be saved out of data.
+    # Plotly writes style elements, and creates pictures to save from data.
     images = "img-src data: blob:"
     rest = "base-uri 'none'; form-action 'none'"
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; {images}; {rest}"
 
 
 def _data(figures: dict[str, Chart]) -> str:
-    """JSON in which no character means anything to HTML."""
+    """JSON without characters that are special in HTML."""
     text = msgspec.json.encode(figures).decode()
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -127,7 +127,7 @@ def _section(section: PageSection) -> Iterator[str]:
 
 def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
     for are_figures, run in groupby(blocks, key=lambda block: isinstance(block, FigureBlock)):
-        # Figures that follow each other stand side by side where there is room.
+        # Consecutive figures are placed side by side if there is room.
         yield '<div class="figures">\n' if are_figures else ""
         yield from (part for block in run for part in _block(block))
         yield "</div>\n" if are_figures else ""

@@ -1,4 +1,4 @@
-"""What a report shows, in which order: findings first, then the run as a whole, then one step after the other."""
+"""The contents and order of a report: findings first, then the run as a whole, then single steps."""
 
 from collections.abc import Sequence
 
@@ -21,17 +21,17 @@ from forebay.telemetry.render.steps import step_section
 from forebay.telemetry.render.tails import completion_section, outlier_section, thrown_section
 
 MOST_ROWS = 400
-"""Of a table with a row for each step."""
+"""Limit for tables with a row for each step."""
 
 
 def facts_text(report: ProfileReport) -> str:
-    """How much there is of it, for its head."""
+    """The size of the run, for the report's head."""
     facts = [counted(report.num_steps, "step"), counted(report.num_requests, "request"), seconds_text(report.total_s)]
     return " · ".join(facts)
 
 
 def sections_of(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> list[PageSection]:
-    """Everything, in the order in which it is read. ``others`` are reports that it is compared with."""
+    """All sections in reading order. ``others`` are reports to compare with."""
     shown = chosen(report)
     overall = [
         _findings(report, shown),
@@ -47,7 +47,7 @@ def sections_of(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> 
     single = [step_section(report, step, shown) for step in report.steps if step.name in shown.steps]
     if single and len(single) < len(report.steps):
         note = f"{len(single)} of {counted(len(report.steps), 'step')}: those with findings, and the slowest."
-        single[0].blocks.insert(0, ParagraphBlock(f"Shown one by one are {note}", is_note=True))
+        single[0].blocks.insert(0, ParagraphBlock(f"Shown individually: {note}", is_note=True))
     last = _problems(report)
     return [section for section in (*overall, *single, last) if section is not None and section.blocks]
 
@@ -55,10 +55,10 @@ def sections_of(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> 
 def _findings(report: ProfileReport, shown: ReportSelection) -> PageSection:
     blocks: list[Block] = []
     if report.findings:
-        headers = ("lost", "share", "what held it up", "where")
+        headers = ("lost", "share", "what happened", "where")
         blocks.append(TableBlock(headers, [_finding_row(finding, shown) for finding in ranked(report)]))
     else:
-        blocks.append(ParagraphBlock("Nothing held the run up by as much as 5 % of a step."))
+        blocks.append(ParagraphBlock("Nothing cost as much as 5 % of a step."))
     blocks += [ParagraphBlock(sentence) for sentence in report.sentences]
     blocks += [ParagraphBlock(note, is_note=True) for note in report.notes]
     return PageSection("findings", "Findings", blocks)
@@ -71,7 +71,7 @@ def _finding_row(finding: Finding, shown: ReportSelection) -> list[Cell]:
 
 
 def where_text(finding: Finding) -> str:
-    """From the step down to the event."""
+    """The path from the step down to the event."""
     path = finding.path
     parts = {"step": path.step, "worker": path.worker, "group": path.group, "request": path.request}
     named = [f"{name} {value}" for name, value in parts.items() if value]
@@ -117,7 +117,7 @@ def _left_out(number: int) -> list[Block]:
 
 
 def _step_row(step: StepSummary, shown: ReportSelection) -> list[Cell]:
-    marks = [mark for mark, is_so in (("(sticks out)", step.is_outlier), ("(open)", step.is_open)) if is_so]
+    marks = [mark for mark, is_so in (("(outlier)", step.is_outlier), ("(open)", step.is_open)) if is_so]
     name = " ".join([step.name, *marks])
     times = (step.seconds, step.train_s, step.wait_s, step.send_s, step.beyond_next_s)
     last = step.critical_path[-1].path if step.critical_path else None
@@ -134,7 +134,7 @@ def _by_worker(steps: Sequence[StepSummary]) -> list[Block]:
     requests = {name: [step.requests_by_worker.get(name) for step in steps] for name in names}
     chart = charts.over_steps(steps, barrier, "seconds at the barrier")
     return [
-        FigureBlock("per_step_all_workers", "How long each worker stood at the barrier", chart),
+        FigureBlock("per_step_all_workers", "How long each worker waited at the barrier", chart),
         FigureBlock("requests_by_worker", "Requests by worker", charts.counts_over_steps(steps, requests, "requests")),
     ]
 
@@ -180,7 +180,7 @@ def _turns(steps: Sequence[StepSummary]) -> PageSection:
         blocks.append(FigureBlock("duration_by_turns", "Mean duration by number of turns", chart))
     if any(step.group_skew is not None for step in steps):
         chart = charts.over_steps(steps, skew, "seconds from first to last")
-        blocks.append(FigureBlock("group_skew", "How far the requests of a group end apart", chart))
+        blocks.append(FigureBlock("group_skew", "Time between the first and last end in a group", chart))
     return PageSection("turns", "Turns and groups", blocks)
 
 
@@ -210,7 +210,7 @@ def _lengths(steps: Sequence[StepSummary]) -> PageSection:
         ),
         "share_at_cap": ("Answers that end at the cap", "%", ("share_at_cap",)),
         "throughput": ("Throughput", "tokens per second", ("tokens_per_s",)),
-        "cache_hits": ("Prompt tokens out of the engine's cache", "%", ("cache_hit_rate",)),
+        "cache_hits": ("Prompt tokens from the engine's cache", "%", ("cache_hit_rate",)),
         "rewards": (
             "Reward of the slowest 20 % and of the rest",
             "reward",
@@ -258,8 +258,8 @@ def _problems(report: ProfileReport) -> PageSection:
     blocks: list[Block] = []
     if report.num_problems or report.problems:
         number = max(report.num_problems, len(report.problems))
-        blocks.append(ParagraphBlock(f"{counted(number, 'line')} could not be used, and were left out."))
+        blocks.append(ParagraphBlock(f"{counted(number, 'line')} could not be used and were skipped."))
         blocks.append(TableBlock(("where",), [[each] for each in report.problems]))
         if number > len(report.problems):
             blocks.append(ParagraphBlock(f"The first {len(report.problems)} are listed.", is_note=True))
-    return PageSection("problems", "Lines that were left out", blocks)
+    return PageSection("problems", "Skipped lines", blocks)

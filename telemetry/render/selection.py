@@ -1,4 +1,4 @@
-"""Which steps and requests of a report are shown one by one: those that a reader will look for first."""
+"""Selects the steps and requests of a report that are shown individually: the most interesting ones."""
 
 from dataclasses import dataclass
 
@@ -6,29 +6,29 @@ from forebay.telemetry.analysis.report import Finding, ProfileReport
 from forebay.telemetry.render.blocks import Cell, LinkCell
 
 MOST_STEPS = 60
-"""Steps that are shown one by one; the pictures and tables over all steps have the others too."""
+"""Limit of steps shown individually. Pictures and tables over all steps include the others."""
 MOST_OUTLIERS = 60
-"""Requests that are shown one by one."""
+"""Limit of requests shown individually."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSelection:
-    """Which steps and requests of a report are shown one by one, and where."""
+    """The steps and requests of a report that are shown individually, with their anchors."""
 
     steps: dict[str, str]
-    """Anchors, by a step's name."""
+    """Anchors by step name."""
     requests: dict[str, str]
-    """Anchors, by a request's id."""
+    """Anchors by request id."""
     first_step: str = ""
-    """The one that a reader will look for first."""
+    """The step that is shown first."""
 
     def link(self, text: str, *, step: str = "", request: str = "") -> Cell:
-        """``text``, leading to the request, else to the step, else nowhere."""
+        """``text`` with a link to the request, else to the step, else without a link."""
         return LinkCell(text, self.requests.get(request) or self.steps.get(step, ""))
 
 
 def chosen(report: ProfileReport) -> ReportSelection:
-    """The steps and requests that a reader will look for first."""
+    """Select the steps and requests of greatest interest."""
     named = [finding.path.step for finding in ranked(report)] + [each.step for each in report.outliers]
     slowest = sorted(report.steps, key=lambda step: (not step.is_outlier, -step.seconds))
     wanted = dict.fromkeys([*(name for name in named if name), *(step.name for step in slowest)])
@@ -42,5 +42,5 @@ def chosen(report: ProfileReport) -> ReportSelection:
 
 
 def ranked(report: ProfileReport) -> list[Finding]:
-    """Its findings, the costliest first."""
+    """The findings, most expensive first."""
     return sorted(report.findings, key=lambda finding: -finding.seconds)

@@ -1,4 +1,4 @@
-"""Several runs beside each other, as ``analysis/compare.py`` relates them."""
+"""Renders a comparison of several runs, made by ``analysis/compare.py``."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,7 +17,7 @@ PICTURES = {
     "share_at_cap": ("Answers at the cap", "%", 100),
     "reward_mean": ("Mean reward", "reward", 1),
 }
-"""By a field of ``StepFigures``: title, unit, and by what its values are multiplied."""
+"""By field of ``StepFigures``: title, unit, and factor for its values."""
 
 ROWS: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "seconds": ("mean seconds of a step", seconds_text),
@@ -34,7 +34,7 @@ MOST_ROWS = 200
 
 
 def compared(reports: Sequence[ProfileReport]) -> PageSection:
-    """The same figures of each run, side by side; steps of one name stand at one place."""
+    """Compare the figures of the runs. Steps of the same name share a row."""
     found = compare(reports)
     blocks: list[Block] = [
         *(ParagraphBlock(sentence) for sentence in found.sentences),
@@ -56,7 +56,7 @@ def _overall(runs: Sequence[ComparedRun]) -> list[list[Cell]]:
     rows.append(["reward of the last step", *(number_text(run.reward_last) for run in runs)])
     rows.append(["saved per step", *(seconds_text(run.saved_s) for run in runs)])
     rows.append(["times as fast", *(number_text(run.speedup) for run in runs)])
-    rows.append(["steps that stick out", *(", ".join(run.outlier_steps) or "-" for run in runs)])
+    rows.append(["outlier steps", *(", ".join(run.outlier_steps) or "-" for run in runs)])
     return [row for row in rows if any(cell != "-" for cell in row[1:])]
 
 

@@ -1,4 +1,4 @@
-"""One step, from its parts down to its requests."""
+"""The section about one step, from its parts down to its requests."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,13 +12,13 @@ from forebay.telemetry.render.selection import ReportSelection
 from forebay.telemetry.render.tails import curve_table, gap_table, outlier_table, points_per_curve
 
 MOST_PARTS = 200
-"""Of one critical path, the longest of them."""
+"""Limit of parts shown of a critical path: the longest."""
 MOST_WORKERS = 64
 ALL_WORKERS = "all workers"
 
 
 def step_section(report: ProfileReport, step: StepSummary, shown: ReportSelection) -> PageSection:
-    """Everything about one step."""
+    """The section with everything about one step."""
     anchor = shown.steps[step.name]
     blocks: list[Block] = [ParagraphBlock(_in_words(step))]
     blocks += _critical_path(step, anchor, shown.requests)
@@ -27,7 +27,7 @@ def step_section(report: ProfileReport, step: StepSummary, shown: ReportSelectio
     own = [each for each in report.outliers if each.step == step.name]
     if own:
         costly = sorted(own, key=lambda each: -each.beyond_s)[:MOST_WORKERS]
-        blocks += [ParagraphBlock("Requests that took longer than their like:"), outlier_table(costly, shown.requests)]
+        blocks += [ParagraphBlock("Requests slower than comparable ones:"), outlier_table(costly, shown.requests)]
     if step.phase_shares:
         blocks.append(_phases(step))
     return PageSection(anchor, f"Step {step.name}", blocks, is_step=True, is_first=step.name == shown.first_step)
@@ -50,7 +50,7 @@ def _critical_path(step: StepSummary, anchor: str, requests: Mapping[str, str]) 
     kept = longest(parts, MOST_PARTS, lambda part: part.seconds)
     total = seconds_text(sum(part.seconds for part in parts))
     blocks: list[Block] = [
-        FigureBlock(f"critical_path-{anchor}", f"What its release waited for ({total})", charts.critical_path(kept)),
+        FigureBlock(f"critical_path-{anchor}", f"What the step waited for ({total})", charts.critical_path(kept)),
         TableBlock(("from", "lasted", "event", "group", "request", "turn"), _path_rows(step, kept, requests)),
     ]
     if len(kept) < len(parts):
@@ -90,8 +90,8 @@ def _workers(report: ProfileReport, step: StepSummary, anchor: str) -> list[Bloc
     ]
     chart = charts.workers(names, busy, barrier)
     return [
-        FigureBlock(f"per_step_all_workers-{anchor}", "Its workers, at work and at the barrier", chart),
-        TableBlock(("worker", "requests", "last one ended after", "stood at the barrier"), rows),
+        FigureBlock(f"per_step_all_workers-{anchor}", "Workers, at work and at the barrier", chart),
+        TableBlock(("worker", "requests", "last one ended after", "waited at the barrier"), rows),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The parts of a report about single requests: when they end, which stick out, which are thrown away."""
+"""The parts of a report about single requests: when they end, which are outliers, and which are thrown away."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,20 +20,20 @@ from forebay.telemetry.render.blocks import (
 from forebay.telemetry.render.charts import turn_text
 
 MOST_POINTS_TOGETHER = 40_000
-"""Of all curves of a page: those of a hundred steps and their workers would be as large as the log."""
+"""Limit for all curves of a page. Without it, the curves of many steps and workers would be as large as the log."""
 MOST_EVENTS = 240
-"""Of one request, the longest of them."""
+"""Limit of events shown of a request: the longest."""
 MOST_CURVE_ROWS = 100
 MOST_TABLE_ROWS = 100
 
 
 def points_per_curve(report: ProfileReport) -> int:
-    """How many points each curve gets."""
+    """The number of points in each curve."""
     return max(40, min(MOST_POINTS, MOST_POINTS_TOGETHER // max(1, 2 * len(report.curves))))
 
 
 def completion_section(report: ProfileReport) -> PageSection:
-    """How the requests of each step came to their ends, and where nothing ended."""
+    """When the requests of each step end, and where nothing ended."""
     overall = [curve for curve in report.curves if not curve.worker]
     blocks: list[Block] = []
     if overall:
@@ -48,7 +48,7 @@ def completion_section(report: ProfileReport) -> PageSection:
 
 
 def _telling(report: ProfileReport, overall: Sequence[CompletionCurve]) -> list[CompletionCurve]:
-    """As many as can be told apart: those of steps that stick out, and others evenly spread."""
+    """As many curves as can be told apart: outlier steps, and others evenly spread."""
     marked = {step.name for step in report.steps if step.is_outlier}
     outliers = [curve for curve in overall if curve.step in marked][: charts.MOST_LINES // 2]
     others = [curve for curve in overall if curve.step not in marked]
@@ -63,12 +63,12 @@ def curve_table(curves: Sequence[tuple[str, CompletionCurve]], what: str) -> Tab
     for name, curve in curves:
         times = (curve.mean_s, curve.std_s, curve.min_s, *(curve.percentiles.get(mark) for mark in marks), curve.max_s)
         rows.append([name, number_text(curve.num_requests), *map(seconds_text, times), curve.sentence])
-    headers = (what, "requests", "mean", "std", "min", *(mark.upper() for mark in marks), "max", "in words")
+    headers = (what, "requests", "mean", "std", "min", *(mark.upper() for mark in marks), "max", "summary")
     return TableBlock(headers, rows)
 
 
 def gap_table(gaps: Sequence[Gap]) -> TableBlock:
-    """A row for each stretch in which nothing ended, the longest first."""
+    """A row for each stretch in which nothing ended, longest first."""
     longest = sorted(gaps, key=lambda gap: gap.begin_s - gap.end_s)[:MOST_TABLE_ROWS]
     headers = ("step", "worker", "from", "to", "lasted", "ended before", "after", "rate before", "after", "so it")
     return TableBlock(headers, [_gap_row(gap) for gap in longest])
@@ -77,16 +77,16 @@ def gap_table(gaps: Sequence[Gap]) -> TableBlock:
 def _gap_row(gap: Gap) -> list[Cell]:
     times = [seconds_text(each) for each in (gap.begin_s, gap.end_s, gap.end_s - gap.begin_s)]
     rates = [f"{number_text(rate)} /s" for rate in (gap.rate_before, gap.rate_after)]
-    verdict = "stood still" if gap.is_standstill else "was slow"
+    verdict = "was paused" if gap.is_standstill else "was slow"
     return [gap.step, gap.worker, *times, number_text(gap.num_before), number_text(gap.num_after), *rates, verdict]
 
 
 def outlier_section(report: ProfileReport, anchors: Mapping[str, str]) -> PageSection:
-    """The requests that took longer than their like, each with its cause, its turns and its timeline."""
+    """The requests that took longer than comparable ones, each with its cause, turns and timeline."""
     shown = sorted((each for each in report.outliers if each.request in anchors), key=lambda each: -each.beyond_s)
     shown = shown[: len(anchors)]
     if not shown:
-        return PageSection("outliers", "Requests that took longer than their like")
+        return PageSection("outliers", "Requests that took longer than comparable ones")
     links = [anchors[each.request] for each in shown]
     figure = charts.outlier_phases(shown[:25], links[:25])
     blocks: list[Block] = [
@@ -97,11 +97,11 @@ def outlier_section(report: ProfileReport, anchors: Mapping[str, str]) -> PageSe
     if len(report.outliers) > len(shown):
         text = f"Shown are the {len(shown)} costliest of {counted(len(report.outliers), 'request')}; JSON has them all."
         blocks.append(ParagraphBlock(text, is_note=True))
-    return PageSection("outliers", "Requests that took longer than their like", blocks)
+    return PageSection("outliers", "Requests that took longer than comparable ones", blocks)
 
 
 def outlier_table(outliers: Sequence[OutlierRequest], anchors: Mapping[str, str]) -> TableBlock:
-    """A row for each."""
+    """A row for each outlier."""
     rows: list[list[Cell]] = [
         [
             LinkCell(each.request, anchors.get(each.request, "")),
@@ -115,7 +115,7 @@ def outlier_table(outliers: Sequence[OutlierRequest], anchors: Mapping[str, str]
         ]
         for each in outliers
     ]
-    headers = ("request", "step", "worker", "took", "beyond its like", "cause", "turn", "what happened")
+    headers = ("request", "step", "worker", "took", "beyond comparable", "cause", "turn", "what happened")
     return TableBlock(headers, rows)
 
 
@@ -148,7 +148,7 @@ def _phase_table(phases: Mapping[str, float], seconds: float) -> TableBlock:
 
 
 def _turn_table(turns: Sequence[Mapping[str, Any]]) -> TableBlock:
-    """What is known of each turn, whatever that is."""
+    """The recorded fields of each turn."""
     fields = list(dict.fromkeys(name for turn in turns for name in turn))
     return TableBlock(
         [name.replace("_", " ") for name in fields], [[_turn_cell(name, turn) for name in fields] for turn in turns]
@@ -181,11 +181,11 @@ def thrown_section(report: ProfileReport) -> PageSection:
     broken = sum(step.broken_attempts for step in steps)
     for title, number, seconds, tokens in (
         ("Thrown away", sum(thrown), [each.thrown_s for each in steps], [each.thrown_tokens for each in steps]),
-        ("Broken at their cap", broken, [each.broken_s for each in steps], [each.broken_tokens for each in steps]),
+        ("Stopped at their cap", broken, [each.broken_s for each in steps], [each.broken_tokens for each in steps]),
         ("Discarded", sum(discarded), [each.discarded_s for each in steps], [each.discarded_tokens for each in steps]),
     ):
         if number:
-            what = "attempt" if title.startswith("Broken") else "request"
+            what = "attempt" if title.startswith("Stopped") else "request"
             cost = f"{seconds_text(sum(seconds))} of generation, {number_text(sum(tokens))} tokens"
             blocks.append(ParagraphBlock(f"{title}: {counted(number, what)}, {cost}."))
     if any(thrown) or any(discarded):

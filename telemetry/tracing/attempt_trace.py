@@ -1,4 +1,4 @@
-"""The spans of one attempt of a rollout, and what they come to: its phases, its turns, its summary."""
+"""The spans of one attempt of a rollout, and its totals: phases, turns and summary."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,11 +11,11 @@ from forebay.telemetry.tracing.spans import Recorder, Scope, SpanHandle, current
 from forebay.telemetry.tracing.trace_ids import new_span_id
 
 CAPPED = "length"
-"""The finish reason of a call that ended at its token limit."""
+"""The finish reason of a call that reached its token limit."""
 
 
 class _Turn(NamedTuple):
-    """What is remembered of one; its attributes are those of its span, which may get more."""
+    """A turn. Its attributes are those of its span, which may still get more."""
 
     id: str
     number: int
@@ -24,7 +24,7 @@ class _Turn(NamedTuple):
 
 
 def counts_of(turns: Sequence[TurnSummary]) -> dict[str, Any]:
-    """What the summary of a rollout says of its turns."""
+    """The fields of a rollout's summary that are computed from its turns."""
     return {
         "turns": list(turns),
         "engine": next((turn.engine for turn in turns if turn.engine), ""),
@@ -36,7 +36,7 @@ def counts_of(turns: Sequence[TurnSummary]) -> dict[str, Any]:
 
 
 class AttemptTrace(Scope):
-    """One attempt: spans are written as they end, if its group's are kept; their times are collected in any case."""
+    """One attempt. Spans are written when they end, if the group's are kept. Their times are always collected."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AttemptTrace(Scope):
         group: str,
         attempt: int,
         begun: int | None = None,
-        id: str = "",  # noqa: A002 - as the field of the record is called
+        id: str = "",  # noqa: A002 - the name of the record's field
         is_kept: bool = True,
     ) -> None:
         self.id = id or new_span_id()
@@ -56,12 +56,12 @@ class AttemptTrace(Scope):
         self._intervals = self._collected
         self._turns: list[_Turn] = []
         self._summary: RolloutSummary | None = None
-        if not id:  # else it is another process's, which notes and writes it
+        if not id:  # otherwise another process opened it and writes it
             self._open[self.id] = self._root()
 
     @property
     def traceparent(self) -> str:
-        """The header by which others' spans become children of this attempt."""
+        """The header with which spans of other services become children of this attempt."""
         return self._root().traceparent
 
     def turn(
@@ -70,13 +70,13 @@ class AttemptTrace(Scope):
         *,
         begun: int | None = None,
         up: SpanHandle | str | None = None,
-        id: str = "",  # noqa: A002 - as the field of the record is called
+        id: str = "",  # noqa: A002 - the name of the record's field
         **at: Any,
     ) -> SpanHandle:
-        """For a ``with``: the span of one turn. Spans in its context, and those until the next one, are its own.
+        """The span of one turn, for a ``with``. Spans in its context, and those until the next turn, belong to it.
 
-        Of its attributes ``engine``, ``prompt``, ``cached``, ``sampled``, ``finish_reason``, ``has_tools`` and
-        ``versions`` go into the summary; what it does not say is taken from its ``engine`` spans.
+        The attributes ``engine``, ``prompt``, ``cached``, ``sampled``, ``finish_reason``, ``has_tools`` and
+        ``versions`` go into the summary. Missing ones are taken from its ``engine`` spans.
         """
         begun = begun or self._recorder.now()
         handle = self._opened("turn", id or new_span_id(), self._place(up, None)[0], number, begun, at)
@@ -84,8 +84,8 @@ class AttemptTrace(Scope):
         self._last_turn = number
         return handle
 
-    def know_as(self, id: str) -> None:  # noqa: A002 - as the field of the record is called
-        """Take the id by which another process knows it; before anything is recorded of it."""
+    def know_as(self, id: str) -> None:  # noqa: A002 - the name of the record's field
+        """Use the id assigned by another process. Call this before anything is recorded."""
         root = self._open.pop(self.id, None)
         self.id = self._up = id
         if root is not None:
@@ -94,7 +94,7 @@ class AttemptTrace(Scope):
 
     @contextmanager
     def activate(self) -> Iterator[None]:
-        """Within this ``span()`` and ``traceparent()`` are of this attempt: in this task or thread."""
+        """In this context, ``span()`` and ``traceparent()`` refer to this attempt: in this task or thread."""
         token = current_span.set(self._root())
         try:
             yield
@@ -103,25 +103,25 @@ class AttemptTrace(Scope):
                 current_span.reset(token)
 
     def phases(self, until: int | None = None) -> dict[str, int]:
-        """Exclusive nanoseconds up to ``until``, else to now; what is still open counts. They add up to all of it."""
+        """Exclusive nanoseconds until ``until`` (default: now), including open spans. They add up to the duration."""
         if self._summary is not None:
             return dict(self._summary.phases)
         end = until or self._recorder.now()
         return _sums([each for _, each in self._windows(end)])
 
     def take_over(self, span: Span, *, turn: int, up: str) -> None:
-        """A span that was recorded before it was known to be of this attempt, with the id that it had."""
+        """Adopt a span that was recorded before its attempt was known. It keeps its id."""
         self._opened(span.name, span.id, up, turn, span.t, span.at).end(span.t + span.d)
 
     def turns(self, until: int | None = None) -> list[TurnSummary]:
-        """The turns so far, the last one up to ``until``, else to the end of the call that ended last."""
+        """The turns so far. The last one lasts until ``until``, or by default until the end of the last call."""
         ends = [end for name, _, end, _, _ in self._collected if name == "turn"]
         still_open = any(each.name == "turn" for each in list(self._open.values()))
         end = until or (self._recorder.now() if still_open or not ends else int(max(ends)))
         return [self._turn_summary(turn, phases) for turn, phases in self._windows(end) if turn is not None]
 
     def summary(self, *, until: int | None = None, **fields: Any) -> RolloutSummary:
-        """End the attempt, now or at ``until``, and write its summary; ``fields``: what only a caller knows."""
+        """End the attempt now or at ``until``, and write its summary. ``fields`` are set by the caller."""
         if self._summary is not None:
             return self._summary
         end = until or self._recorder.now()
@@ -147,11 +147,11 @@ class AttemptTrace(Scope):
         return self._summary
 
     def _root(self) -> SpanHandle:
-        """The span of all of it. Not kept here: it would keep this, and both until a collection of garbage."""
+        """The span of the whole attempt. Not stored here, which would create a reference cycle."""
         return self._open.get(self.id) or SpanHandle(self, "attempt", self.id, "", None, self.begun, {})
 
     def _windows(self, end: int) -> list[tuple[_Turn | None, dict[str, int]]]:
-        """Exclusive nanoseconds before the first turn, and from each to the next."""
+        """Exclusive nanoseconds before the first turn, and from each turn to the next."""
         still_open = [(each.name, each.begun, end, each.id, each.up) for each in list(self._open.values())]
         intervals = [*self._collected, *still_open]
         ends = {span_id: until for name, _, until, span_id, _ in intervals if name == "turn"}
@@ -176,13 +176,13 @@ _TURN_FIELDS = {"engine": str, "prompt": int, "cached": int, "sampled": int, "fi
 
 
 def _field(at: dict[str, Any], name: str) -> Any:
-    """None for one that is not told, or by a user's span of the same name in a way of its own."""
+    """The field's value; None if missing, or of another type because a user's span has the same name."""
     value = at.get(name)
     return value if isinstance(value, _TURN_FIELDS[name]) else None
 
 
 def _of_calls(calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the calls of a turn come to: more than one where it was gone on with after an abort."""
+    """Totals of a turn's calls. There are several if the turn was resumed after an abort."""
     known: dict[str, Any] = {}
     for call in calls:
         for name in _TURN_FIELDS:
@@ -199,7 +199,7 @@ def _of_calls(calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(shares: dict[str, float]) -> dict[str, int]:
-    """Whole nanoseconds that add up to the same."""
+    """Round to whole nanoseconds with the same sum."""
     whole = {name: int(share) for name, share in shares.items()}
     if whole and (rest := round(sum(shares.values()) - sum(whole.values()))):
         whole[max(whole, key=whole.__getitem__)] += rest

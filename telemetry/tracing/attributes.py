@@ -1,29 +1,29 @@
-"""What is written of a span's attributes: short texts, numbers that JSON has, and not too many of them."""
+"""Limits the attributes of a span that are written: short texts, JSON numbers, and a bounded count."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
 MAX_TEXT = 200
-"""Characters of an attribute."""
+"""Maximum characters of a text."""
 MAX_ATTRIBUTES = 32
 MAX_ITEMS = 64
-"""Of an attribute that is a list or a dict."""
+"""Maximum items of a list or dict."""
 _MAX_INTEGER = 1 << 63
 
 
 def short_attributes(at: dict[str, Any]) -> dict[str, Any]:
-    """What is written of attributes: texts are cut, numbers that are none left out, all else is its text."""
+    """Attributes as they are written: texts are cut, numbers outside JSON are dropped, other values become text."""
     try:
         if _is_short(at):
             return at
-    except RuntimeError:  # another thread sets some
+    except RuntimeError:  # another thread is adding attributes
         pass
     return _shortened(at.copy())
 
 
 def _is_short(at: dict[str, Any]) -> bool:
-    """Whether all of it can be written as it is: true of nearly all spans."""
+    """Whether all attributes can be written unchanged, which is true of nearly all spans."""
     for value in at.values():
         kind = type(value)
         if kind is str:
@@ -40,13 +40,13 @@ def _is_short(at: dict[str, Any]) -> bool:
 def _shortened(at: dict[str, Any]) -> dict[str, Any]:
     try:
         kept = {name[:MAX_TEXT]: _short(value) for name, value in list(at.items())[:MAX_ATTRIBUTES]}
-    except Exception:  # noqa: BLE001 - a user's object that cannot be shown costs its span's attributes, nothing more
+    except Exception:  # noqa: BLE001 - if a user's object cannot be shown, only its span's attributes are lost
         return {}
     return {name: value for name, value in kept.items() if value is not None}
 
 
 def _short(value: Any, depth: int = 2) -> Any:
-    """What is written of one value; None for what is left out."""
+    """One value as it is written; None to drop it."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""Exclusive time: at each moment the open spans that have no open child share it equally, so that all adds up.
+"""Exclusive time: at each moment, the open spans without open children share it equally, so that times add up.
 
-Any clock will do, as integers of nanoseconds or as seconds. Within a rollout, what nobody measured is ``tool`` after a
-turn that called tools, else ``agent``.
+Works with any clock, in integer nanoseconds or seconds. Unmeasured time in a rollout is ``tool`` after a turn that
+called tools, else ``agent``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,29 +9,29 @@ from operator import itemgetter
 from typing import NamedTuple
 
 CONTAINERS = frozenset({"attempt", "turn"})
-"""Spans that say to what others belong; their own time is that of nobody."""
+"""Spans that only group others; their own time is not counted."""
 
 ENDINGS = frozenset({"reward_queue", "reward", "write", "retry"})
-"""With these a rollout's last tool calls are over, whatever the last turn asked for."""
+"""Phases that show that a rollout's last tool calls have ended, whatever the last turn called."""
 
 
 class Interval(NamedTuple):
-    """A span as far as its time is concerned."""
+    """The timing data of a span."""
 
     name: str
     begin: float
     end: float
     id: str = ""
     up: str = ""
-    """The ``id`` of the span around it; one that is not there, or "", is none."""
+    """The ``id`` of the enclosing span; "" or an unknown id means none."""
 
 
 PlainInterval = tuple[str, float, float, str, str]
-"""An ``Interval``, or a tuple of the same: what is recorded of every span has to be made fast."""
+"""An ``Interval``, or an equal plain tuple, which is created faster for every span recorded."""
 
 
 class TurnInterval(NamedTuple):
-    """A turn; the time up to the next one belongs to it."""
+    """A turn; the time until the next one belongs to it."""
 
     number: int
     begin: float
@@ -40,18 +40,18 @@ class TurnInterval(NamedTuple):
 
 
 class TimePiece(NamedTuple):
-    """A stretch of time in which the same spans were open."""
+    """A stretch of time during which the same spans were open."""
 
     begin: float
     end: float
     names: tuple[str, ...]
-    """Of those that share it; a name stands there as often as it was open."""
+    """Names of the spans that share it; repeated if several spans have the same name."""
     turn: int | None = None
     """The number of the turn that began last."""
 
 
 def exclusive_shares(intervals: Iterable[PlainInterval], begin: float, end: float) -> dict[str, float]:
-    """By name, what each had to itself from ``begin`` to ``end``; without what nobody measured."""
+    """Exclusive time by name from ``begin`` to ``end``, without unmeasured time."""
     shares: dict[str, float] = {}
     for first, last, names in _stretches(intervals, begin, end):
         if names:
@@ -62,7 +62,7 @@ def exclusive_shares(intervals: Iterable[PlainInterval], begin: float, end: floa
 def rollout_pieces(
     intervals: Sequence[PlainInterval], turns: Iterable[TurnInterval], begin: float, end: float
 ) -> Iterator[TimePiece]:
-    """One attempt of a rollout without a hole, in the order of time: each piece with its turn, and named."""
+    """One attempt of a rollout as named pieces in chronological order, without gaps, each with its turn."""
     for each in _named(intervals, turns, begin, end):
         yield TimePiece(*each)
 
@@ -70,7 +70,7 @@ def rollout_pieces(
 def rollout_shares(
     intervals: Sequence[PlainInterval], turns: Iterable[TurnInterval], begin: float, end: float
 ) -> dict[int | None, dict[str, float]]:
-    """The shares of ``rollout_pieces``: before the first turn (None), and from each turn to the next, by its number."""
+    """The shares of ``rollout_pieces`` by turn number: before the first turn (None), and from each turn to the next."""
     found: dict[int | None, dict[str, float]] = {}
     for first, last, names, turn in _named(intervals, turns, begin, end):
         shares = found.get(turn)
@@ -138,7 +138,7 @@ def _stretches(intervals: Iterable[PlainInterval], begin: float, end: float) -> 
         first, last = max(first, begin), min(last, end)
         if at < first:
             yield at, first, ()
-        if beyond == number + 1:  # most of them: nothing happened beside it
+        if beyond == number + 1:  # the usual case: no other span overlaps it
             yield first, last, (name,)
         else:
             yield from _Sweep(measured[number:beyond], known, begin, end).stretches()
@@ -149,11 +149,11 @@ def _stretches(intervals: Iterable[PlainInterval], begin: float, end: float) -> 
 
 _END, _BEGIN = 0, 1
 _MAX_DEPTH = 64
-"""Of nesting, in a file that somebody may have damaged."""
+"""Bound on the nesting in a damaged file."""
 
 
 class _Sweep:
-    """What is open while one goes through time in which several were."""
+    """Tracks the open spans during a stretch in which several overlap."""
 
     def __init__(
         self, measured: Sequence[PlainInterval], known: Iterable[PlainInterval], begin: float, end: float
@@ -199,7 +199,7 @@ class _Sweep:
 
 
 def _above(up: str, ups: dict[str, str], ids: dict[str, int]) -> tuple[int, ...]:
-    """The numbers of all spans around the one below ``up``, past those that are containers."""
+    """The indices of all spans around the one below ``up``, skipping containers."""
     found: list[int] = []
     for _ in range(_MAX_DEPTH):
         if not up:

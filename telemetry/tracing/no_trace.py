@@ -1,4 +1,4 @@
-"""What stands for a trace where there is none: takes everything, keeps nothing, so that callers need no ``if``."""
+"""Null objects used without tracing. They accept everything and keep nothing, so that callers need no ``if``."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from forebay.telemetry.tracing.spans import Scope, SpanHandle
 
 
 class _NoSpan(SpanHandle):
-    """One for all: it has no state."""
+    """A shared span without state."""
 
     @property
     def traceparent(self) -> str:
@@ -38,7 +38,7 @@ class _NoSpan(SpanHandle):
 
 
 class NoAttempt(AttemptTrace):
-    """Whatever is recorded of the attempt is dropped."""
+    """Drops everything recorded of the attempt."""
 
     def begin(self, *_: Any, **__: Any) -> SpanHandle:
         return NO_SPAN
@@ -76,7 +76,7 @@ class NoAttempt(AttemptTrace):
 
 
 class _NoTracer(Tracer):
-    """Measures no time either."""
+    """Does not even read the clock."""
 
     def write(self, record: Record) -> None:
         pass

@@ -1,7 +1,7 @@
-"""From the files of a trace back to records: whoever looks at a trace, or exports one, reads it with this.
+"""Reads records from trace files. Everything that shows or exports traces uses it.
 
-Lines that are broken are left out and reported with their file and number, those with times that cannot be as well.
-Half a line at the end of a file is a broken one.
+Broken lines, and lines with impossible times, are skipped and reported with file and line number. An incomplete line
+at the end of a file is a broken line.
 """
 
 import re
@@ -18,12 +18,12 @@ from forebay.telemetry.tracing.records import VERSION, Head, LoopStall, Open, Re
 from forebay.telemetry.tracing.trace_file import MAX_LINE_BYTES
 
 LONGEST_NS = 1 << 63
-"""Beyond it no clock goes, and no format that traces are exported to."""
+"""The limit of clocks, and of the formats to which traces are exported."""
 
 TOO_LONG = b'{"kind":"longer than 1 MiB"}\n'
-"""Stands for a line beyond ``MAX_LINE_BYTES``: every reader reports it as one without a record."""
+"""Replaces a line longer than ``MAX_LINE_BYTES``; every reader reports it as invalid."""
 HALF_A_LINE = "no record: half a line"
-"""What is wrong with the last line of a file that its process was killed at, or is still writing."""
+"""The problem with the last line of a file whose process was killed, or is still writing it."""
 _LIKELY_NS = LONGEST_NS >> 1
 _FILE_NAME = re.compile(r"(run|gateway|server)-(\d+)-(\d+)\.(\d+)\.jsonl")
 _decoder = msgspec.json.Decoder(Record)
@@ -34,7 +34,7 @@ OnBadLine = Callable[[str, int, str], object]
 
 @dataclass(slots=True)
 class Problem:
-    """A line that was left out."""
+    """A line that was skipped."""
 
     file: str
     line: int
@@ -42,7 +42,7 @@ class Problem:
 
 
 class BadLines:
-    """Lines that were left out: how many, and the first hundred of them."""
+    """Skipped lines: their number, and the first hundred."""
 
     MAX_KEPT = 100
 
@@ -51,14 +51,14 @@ class BadLines:
         self.first: list[Problem] = []
 
     def add(self, file: str, line: int, what: str) -> None:
-        """One more. An ``OnBadLine``."""
+        """Add a line. An ``OnBadLine``."""
         self.number += 1
         if len(self.first) < self.MAX_KEPT:
             self.first.append(Problem(file, line, what))
 
 
 def is_trace_file(path: Path) -> bool:
-    """Whether ``path`` is named like a file of a trace, or begins with a head."""
+    """Whether ``path`` has the name of a trace file, or starts with a head."""
     if path.suffix != ".jsonl" or not path.is_file():
         return False
     if _FILE_NAME.fullmatch(path.name):
@@ -69,12 +69,12 @@ def is_trace_file(path: Path) -> bool:
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """The files of a trace in ``folder``, each process's in the order in which it wrote them."""
+    """The trace files in ``folder``, ordered by process and then as written."""
     return sorted((path for path in folder.glob("*.jsonl") if is_trace_file(path)), key=_place)
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines from where ``file`` stands: how many bytes each has, and itself, or ``TOO_LONG``."""
+    """The remaining lines of ``file``: the number of bytes of each, and the line or ``TOO_LONG``."""
     while line := file.readline(MAX_LINE_BYTES):
         size = len(line)
         if size < MAX_LINE_BYTES:
@@ -86,7 +86,7 @@ def bounded_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def find_trace(given: Path) -> Path | None:
-    """The folder with the files of a trace: ``given`` itself, or a run's ``trace`` in it. None without any."""
+    """The folder with trace files: ``given``, or its subfolder ``trace``. None without any."""
     for folder in (given, given / "trace"):
         if folder.is_dir() and trace_files(folder):
             return folder
@@ -94,17 +94,17 @@ def find_trace(given: Path) -> Path | None:
 
 
 def decode_line(line: bytes) -> Record | str:
-    """The record in ``line``, or what is wrong with it."""
+    """The record in ``line``, or a description of the problem."""
     try:
         record = _decoder.decode(line)
-    except (msgspec.DecodeError, ValueError) as error:  # the second is for bytes that are no UTF-8
+    except (msgspec.DecodeError, ValueError) as error:  # the second is for invalid UTF-8
         return f"no record: {error}" if line.endswith(b"\n") else HALF_A_LINE
     return _wrong_times(record) or record
 
 
 def version_text(head: Head) -> str:
-    """What is wrong with a file of a version that is not known."""
-    return f"version {head.version}, and {VERSION} is the newest that is known here"
+    """The problem with a file of an unknown version."""
+    return f"version {head.version} is not supported (the newest supported is {VERSION})"
 
 
 def _place(path: Path) -> tuple[str, int, int, int, str]:
@@ -116,9 +116,9 @@ def _place(path: Path) -> tuple[str, int, int, int, str]:
 
 
 def _wrong_times(record: Record) -> str:
-    """What is wrong with the record's times; "" for nothing."""
+    """The problem with the record's times; "" if none."""
     if record.__class__ is Span and 0 <= record.t < _LIKELY_NS and 0 <= record.d < _LIKELY_NS:
-        return "a negative turn" if (record.turn or 0) < 0 else ""  # nearly all records are such
+        return "a negative turn" if (record.turn or 0) < 0 else ""  # fast path for nearly all records
     if isinstance(record, Head):
         return ""
     duration = record.d if isinstance(record, Span | RolloutSummary | LoopStall) else 0

@@ -1,4 +1,4 @@
-"""Records on their way to the file: bounded, for any number of threads; where there is no room, spans go first."""
+"""A bounded queue of records for the file, for any number of threads. When it is full, spans are dropped first."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from forebay.telemetry.tracing.trace_file import MAX_LINE_BYTES
 CAPACITY = 65_536
 _SPANS_AT_ONCE = 1_024
 _OTHERS_AT_ONCE = 64
-"""A summary may have a thousand turns."""
+"""Fewer, since a summary may have a thousand turns."""
 
 
 class RecordQueue:
-    """Takes and hands out records without a lock; one thread hands out."""
+    """Takes records from any thread without a lock; only one thread may take them out."""
 
     def __init__(self, on_many: Callable[[], object], capacity: int = CAPACITY) -> None:
         self._on_many = on_many
@@ -32,7 +32,7 @@ class RecordQueue:
         return len(self._spans) + len(self._others)
 
     def put(self, record: Record) -> None:
-        """Take one. Where there is no room: a span is not taken, anything else takes the place of the oldest span."""
+        """Add a record. If the queue is full, a new span is dropped; any other record replaces the oldest span."""
         kind = type(record)
         is_span = kind is Span or kind is Open
         size = len(self._spans) + len(self._others)
@@ -46,13 +46,13 @@ class RecordQueue:
             self._replace(record)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Drop all records."""
         self._spans.clear()
         self._others.clear()
         self._num_lost_spans = self._num_lost_others = 0
 
     def take_lines(self, now: int) -> bytes:
-        """The next records, as whole lines; empty when there is none."""
+        """The next records as whole lines; empty if there are none."""
         records = _take(self._spans, _SPANS_AT_ONCE) or _take(self._others, _OTHERS_AT_ONCE)
         if self._num_lost_spans or self._num_lost_others:
             records.append(self._lost(now))
@@ -73,7 +73,7 @@ class RecordQueue:
         return Dropped(t=now, spans=spans, summaries=others, why="queue")
 
     def _encode(self, records: list[Record]) -> bytes:
-        with suppress(Exception):  # one that cannot be written costs itself alone
+        with suppress(Exception):  # if one record cannot be encoded, only that one is lost
             lines = self._encoder.encode_lines(records)
             if len(lines) < MAX_LINE_BYTES:
                 return lines
@@ -93,7 +93,7 @@ class RecordQueue:
 
 def _take(queue: deque[Record], number: int) -> list[Record]:
     records: list[Record] = []
-    with suppress(IndexError):  # also where ``put`` has taken the last one meanwhile
+    with suppress(IndexError):  # empty, or ``put`` has removed the last one meanwhile
         while len(records) < number:
             records.append(queue.popleft())
     return records

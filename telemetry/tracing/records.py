@@ -1,15 +1,15 @@
-"""What a trace file holds: a head, then one record a line, each a JSON object that names its ``kind``.
+"""Defines trace files: a head, then one record per line, each a JSON object with its ``kind``.
 
-Files are ``runs/RUN/trace/{run|gateway|server}-{start}-{pid}.{n}.jsonl``. Every ``t`` is a moment in nanoseconds since
-the Unix epoch: the head anchors the process's monotonic clock to the wall once, so that no step of the wall's clock
-changes an order. Every ``d`` is a duration in nanoseconds. No prompt, reply, token id or key stands in a record.
+Files are ``runs/RUN/trace/{run|gateway|server}-{start}-{pid}.{n}.jsonl``. Every ``t`` is a time in nanoseconds since
+the Unix epoch. The head anchors the process's monotonic clock to wall time once, so setting the wall clock never
+changes the order. Every ``d`` is a duration in nanoseconds. Records contain no prompts, replies, token ids or keys.
 """
 
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-if TYPE_CHECKING:  # it loads asyncio, which code that only opens spans does without
+if TYPE_CHECKING:  # it imports asyncio, which code that only opens spans does not need
     from forebay.telemetry.tracing.stall_watch import Stall
 
 VERSION = 1
@@ -17,30 +17,30 @@ VERSION = 1
 Process = Literal["run", "gateway", "server"]
 
 PHASES = (
-    "queue",  # for a place among num_process
+    "queue",  # for a slot among num_process
     "admission",  # for room in the buffer
-    "hold",  # for the trainer's next weights, or engines that are paused
-    "engine_wait",  # for an engine that answers
-    "engine",  # a call under way; where the engine tells it, split into the next three
+    "hold",  # for the trainer's next weights, or paused engines
+    "engine_wait",  # for an available engine
+    "engine",  # a call in progress, split into the next three if the engine reports them
     "engine_queue",
     "prefill",
     "decode",
     "tool",
     "environment",  # a sandbox, or an agent's process before its first call and after its last
-    "agent",  # between two turns, where nobody measured anything
-    "reward_queue",  # for a worker that computes rewards
+    "agent",  # between two turns, if nothing else was measured
+    "reward_queue",  # for a reward worker
     "reward",
     "retry",  # the pause after a failed attempt
     "write",  # until the sample is on the buffer's disk
 )
-"""What the time of a rollout is spent on. A user's ``span("parse")`` adds a phase of that name."""
+"""The phases of a rollout. A user's ``span("parse")`` adds a phase of that name."""
 
 SERVER_PHASES = ("buffer", "hooks", "delivery")
-"""What a group waits for once its rollouts have ended: to be asked for, to be judged, to be sent."""
+"""What a group waits for after its rollouts have ended: a read, the hooks, and the sending of the reply."""
 
 
 class _Record(msgspec.Struct, tag_field="kind", kw_only=True, omit_defaults=True, gc=False):
-    """What all have in common: they are tagged, and leave out what is not known. None can be part of a circle."""
+    """Base of all records: tagged, without unknown values. No record can be part of a reference cycle."""
 
 
 class Head(_Record, tag="head"):
@@ -50,60 +50,60 @@ class Head(_Record, tag="head"):
     run_id: str
     process: Process
     start: int
-    """The run's start (``start-{n}``) that the file belongs to."""
+    """The start of the run (``start-{n}``) to which the file belongs."""
     pid: int
     wall_ns: int
     mono_ns: int
-    """Both clocks at one moment."""
+    """Both clocks, read at the same moment."""
     number: int = 0
-    """The ``n`` of the file's name: a stream of several files is taken apart again by their heads."""
+    """The ``n`` in the file's name. A stream of several files is split again at their heads."""
     boot: str = ""
-    """Which machine, since when it is up, if that is known: within it all processes have one monotonic clock."""
+    """Id of the machine's boot, if known. All processes of one boot share a monotonic clock."""
 
 
 class RunPlan(_Record, tag="plan"):
-    """What a run process set out to do: once for each pass over its rows, before the first rollout."""
+    """The plan of a run process, written once per pass over its rows, before the first rollout."""
 
     t: int
     task_type: str = ""
     group_size: int = 0
     num_process: int | str = 0
-    """Rollouts at once, or ``auto``."""
+    """Concurrent rollouts, or ``auto``."""
     num_epochs: int = 0
     max_tokens: int = 0
-    """That one call may sample."""
+    """Tokens that one call may sample."""
     max_attempts: int = 0
     engines: list[str] = []
-    """As they were given, without logins; behind a router are others, which the turns name."""
+    """As configured, without logins. Engines behind a router are named in turns."""
     scheduler: dict[str, Any] = {}
-    """Its settings, but for those of somebody else's policy."""
+    """Its settings; those of a custom policy are left out."""
     oversampling: dict[str, Any] = {}
-    """Its settings; empty without."""
+    """Its settings; empty without over-sampling."""
 
 
 class Span(_Record, tag="span"):
-    """Something that lasted: a phase, a turn, an attempt, or what a user's code named."""
+    """Something with a duration: a phase, turn or attempt, or a span of user code."""
 
     name: str
-    """One of ``PHASES``, ``attempt``, ``turn``, or the name that a user's code gave."""
+    """One of ``PHASES``, ``attempt``, ``turn``, or a name from user code."""
     t: int
     d: int
     id: str
     """16 hex digits, random per process."""
     up: str = ""
-    """The span around it; "" for an attempt, and for what belongs to no rollout."""
+    """The enclosing span; "" for an attempt, and for spans outside rollouts."""
     uid: str = ""
-    """The rollout's; "" for what belongs to none."""
+    """The rollout's uid; "" outside rollouts."""
     group: str = ""
     attempt: int = 0
     turn: int | None = None
     """From 0."""
     at: dict[str, Any] = {}
-    """More: ``engine``, ``sampled``, ``cached``, ``finish_reason``, ``cpu_s``, ``outcome``, and a user's own."""
+    """Attributes: ``engine``, ``sampled``, ``cached``, ``finish_reason``, ``cpu_s``, ``outcome``, and a user's own."""
 
 
 class Open(_Record, tag="open"):
-    """A span that has lasted ten seconds and goes on; once it ends, a ``Span`` with the same id follows."""
+    """A span still open after ten seconds. When it ends, a ``Span`` with the same id follows."""
 
     name: str
     t: int
@@ -114,7 +114,7 @@ class Open(_Record, tag="open"):
     attempt: int = 0
     turn: int | None = None
     at: dict[str, Any] = {}
-    """As of a ``Span``; for an engine call also ``load``: what its engine says of itself."""
+    """As in ``Span``. For an engine call also ``load``, as reported by the engine."""
 
 
 class TurnSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -122,11 +122,11 @@ class TurnSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     t: int
     d: int
-    """From its call to the next turn, so that the turns and what lies before the first add up to the attempt."""
+    """From its call to the next turn. The turns and the time before the first add up to the attempt."""
     engine: str = ""
     prompt: int = 0
     cached: int = 0
-    """Tokens of the prompt that the engine had in its cache."""
+    """Prompt tokens that were in the engine's cache."""
     sampled: int = 0
     finish_reason: str = ""
     has_tools: bool = False
@@ -136,38 +136,38 @@ class TurnSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RolloutSummary(_Record, tag="rollout"):
-    """One attempt of a rollout, from the moment at which a place for it was asked for. Always written."""
+    """One attempt of a rollout, from the request for its slot. Always written."""
 
     t: int
     d: int
-    """To its end: the acknowledged write of its sample, or whatever ended it without one."""
+    """Until its end: the acknowledged write of its sample, or an ending without a sample."""
     id: str
-    """Of its ``attempt`` span."""
+    """Id of its ``attempt`` span."""
     uid: str
     group: str
     instance: str | int
     epoch: int = 0
     slot: int = 0
-    """The place in its group that its sample has; for one without a sample, its number."""
+    """The slot of its sample in the group; without a sample, its number."""
     number: int = 0
     attempt: int = 0
     is_last: bool = True
-    """False for an attempt after which the rollout was tried again."""
+    """False if the rollout was retried after this attempt."""
     step: int = 0
-    """How many weight versions had been announced when it began."""
+    """Number of weight versions announced before it began."""
     engine: str = ""
-    """Of its first call."""
+    """The engine of its first call."""
     ending: str = ""
-    """``finished``, ``failed``, ``aborted`` (nobody needed it any more), ``broken`` (at its cap), ``lost`` (with its
+    """``finished``, ``failed``, ``aborted`` (not needed any more), ``broken`` (at its cap), ``lost`` (with its
     worker) or ``retried``."""
     outcome: str = ""
-    """Of a failure: its kind (``engine_failure``, …)."""
+    """The kind of failure (``engine_failure``, …)."""
     reward: float | None = None
     reward_cpu_s: float | None = None
     started: int = 0
     """When its rollout function was called."""
     worker: int | None = None
-    """Where it ran, if the run has workers."""
+    """The worker on which it ran, if the run has workers."""
     prompt: int = 0
     cached: int = 0
     sampled: int = 0
@@ -177,11 +177,11 @@ class RolloutSummary(_Record, tag="rollout"):
     """Exclusive nanoseconds; they add up to ``d``."""
     turns: list[TurnSummary] = []
     has_spans: bool = False
-    """Whether its group is in the share whose spans are kept."""
+    """Whether its group is among those whose spans are kept."""
 
     @property
     def end(self) -> int:
-        """When it ended."""
+        """The end time."""
         return self.t + self.d
 
 
@@ -189,7 +189,7 @@ class GroupChange(_Record, tag="group"):
     """A group entered a state: ``open``, ``ready``, ``leased``, ``acked``, ``discarded``."""
 
     t: int
-    """Of one that is ready: when the last of its samples came, or its time was up, or it came back from a trainer."""
+    """If ready: when its last sample arrived, it timed out, or a trainer released it."""
     group: str
     state: str
     reason: str = ""
@@ -197,40 +197,40 @@ class GroupChange(_Record, tag="group"):
     last: str = ""
     """The uid of the sample that made it ready."""
     judged: int = 0
-    """Of one that is ready: when the hooks had said so, which they are asked once somebody reads."""
+    """If ready: when the hooks had decided that, which happens only on a read."""
 
 
 class Read(_Record, tag="read"):
-    """One read by a trainer, from the moment at which it asked. Polls without groups before it are part of it."""
+    """One read by a trainer, from its request. Preceding polls without groups are included."""
 
     t: int
     id: str
     last_asked: int = 0
-    """When it asked for the last time, if it polled; 0 if it asked once."""
+    """Time of its last request, if it polled; 0 if it requested once."""
     satisfied: int = 0
-    """When the groups of the reply were there; 0 if none ever were."""
+    """When the groups of the reply were ready; 0 if they never were."""
     by: str = ""
-    """The group that the read waited for last; "" if none had to be waited for."""
+    """The group that the read waited for last; "" if it did not wait."""
     judged: int = 0
-    """When the hooks had answered."""
+    """When the hooks returned."""
     first_byte: int = 0
     sent: int = 0
-    """When the last byte had gone out; 0 if the client went away before."""
+    """When the last byte was sent; 0 if the client disconnected before."""
     batch: str = ""
     step: int | None = None
-    """What the trainer said that the batch is for."""
+    """The step that the trainer gave for the batch."""
     weights: int | None = None
-    """The weight version announced last."""
+    """The last announced weight version."""
     num_polls: int = 1
     num_rows: int = 0
     num_bytes: int = 0
     groups: list[str] = []
     worst: str = ""
-    """Why it brought nothing, where it did not."""
+    """Why it delivered nothing, if so."""
 
 
 class BatchChange(_Record, tag="batch"):
-    """A batch was acknowledged, released, expired or revoked, or a checkpoint holds it."""
+    """A batch was acknowledged, released, expired or revoked, or was added to a checkpoint."""
 
     t: int
     batch: str
@@ -247,7 +247,7 @@ class Weights(_Record, tag="weights"):
 
 
 class LoopStall(_Record, tag="loop"):
-    """An event loop stood still."""
+    """A blocked event loop."""
 
     t: int
     d: int
@@ -257,22 +257,22 @@ class LoopStall(_Record, tag="loop"):
 
     @classmethod
     def of(cls, stall: "Stall", offset_ns: int) -> Self:
-        """Its record; ``offset_ns``: from the monotonic clock to that of the trace."""
+        """The record of a stall. ``offset_ns`` converts the monotonic clock to that of the trace."""
         began, until = (int(each_s * 1e9) + offset_ns for each_s in (stall.begun_s, stall.until_s))
         return cls(t=began, d=until - began, stack=stall.stack, has_ended=stall.has_ended)
 
 
 class ProcessChange(_Record, tag="process"):
-    """A process of the run began or ended; one without an end was killed."""
+    """A process of the run began or ended. A process without an end was killed."""
 
     t: int
     what: Literal["started", "ended", "failed", "restarted"]
     process: str = ""
-    """Which one, if it is not the file's own: the server tells of run processes."""
+    """The process, if not the file's own: the server reports on run processes."""
 
 
 class Dropped(_Record, tag="dropped"):
-    """Records that are not there: the queue was full, the disk was, or the budget took them."""
+    """Records that are missing: the queue or the disk was full, or the budget removed them."""
 
     t: int
     spans: int = 0
@@ -294,4 +294,4 @@ Record = (
     | Dropped
     | Head
 )
-"""Any line."""
+"""Any line of a trace file."""

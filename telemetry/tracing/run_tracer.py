@@ -1,4 +1,4 @@
-"""One run as one process records it: takes records, which the process's one ``FlushThread`` has written to the file."""
+"""Records one run in one process. The process's only ``FlushThread`` writes the records to the file."""
 
 import atexit
 import logging
@@ -28,45 +28,45 @@ if TYPE_CHECKING:  # as in ``records``
 logger = logging.getLogger(__name__)
 
 EVERY_S = 0.5
-"""How often what has been recorded is written."""
+"""Interval between writes."""
 _BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class TraceSettings(msgspec.Struct):
-    """What a process is told that is to record a run."""
+    """What a process needs to record a run."""
 
     folder: str
     run_id: str
     start: int = 1
-    """The run's start that is recorded."""
+    """The start of the run that is recorded."""
     rate: float = 1.0
     """The share of groups whose spans are kept."""
     max_bytes: int = 256 << 20
-    """Of the whole folder; 0: summaries only."""
+    """Limit for the whole folder; 0: only summaries are kept."""
 
 
 class LineFile(Protocol):
-    """Where a tracer's lines go."""
+    """The destination of a tracer's lines."""
 
     def append(self, lines: bytes) -> None:
-        """Append whole lines. Raises what ends the trace."""
+        """Append whole lines. An exception ends the trace."""
 
     def close(self) -> None:
-        """Nothing more comes for now."""
+        """Close it for now; ``append`` may follow."""
 
 
 OpenFile = Callable[[TraceSettings, Head], LineFile]
 
 
 def trace_file_of(settings: TraceSettings, head: Head) -> TraceFile:
-    """The one that a process appends to in the run's folder."""
+    """The file in the run's folder to which a process appends."""
     return TraceFile(Path(settings.folder), head, segment_bytes(settings.max_bytes))
 
 
 class FlushThread:
-    """The one thread of a process that writes traces: every half second it sees to all tracers.
+    """The only thread of a process that writes traces: every half second it flushes all tracers.
 
-    Started with the first record; in a forked process again, once there is one.
+    Started with the first record, and in a forked process again with its first record.
     """
 
     def __init__(self) -> None:
@@ -79,30 +79,30 @@ class FlushThread:
         atexit.register(self._flush_all)
 
     def know(self, tracer: "Tracer") -> None:
-        """Tell ``tracer`` in every forked process, whether there is something to write or not."""
+        """Call ``tracer.after_fork`` in every forked process, whether or not it has records."""
         self._all.add(tracer)
 
     def see_to(self, tracer: "Tracer") -> None:
-        """Write what ``tracer`` has, now and then, from now on."""
+        """Flush ``tracer`` regularly from now on."""
         with self._lock:
             if tracer not in self._tracers:
                 self._tracers.append(tracer)
             if self._thread is None:
                 self._flush_at_end()
                 thread = threading.Thread(target=self._run, name="trace", daemon=True)
-                # An interpreter that ends starts none; what is there is then written at its end.
+                # An interpreter that is shutting down starts no thread; the records are then written at exit.
                 with suppress(RuntimeError):
                     thread.start()
                     self._thread = thread
 
     def leave(self, tracer: "Tracer") -> None:
-        """Forget ``tracer``."""
+        """Stop flushing ``tracer``."""
         with self._lock:
             if tracer in self._tracers:
                 self._tracers.remove(tracer)
 
     def hurry(self) -> None:
-        """Write soon: much is waiting."""
+        """Flush soon, because many records are waiting."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -116,9 +116,9 @@ class FlushThread:
         try:
             tracer.note_long()
             tracer.flush()
-        except Exception:  # what goes wrong with one trace must not end those of all others
+        except Exception:  # an error in one trace must not end the others
             self.leave(tracer)
-            logger.exception("a trace ends here, the rollouts go on")
+            logger.exception("a trace ends here after an error; rollouts continue")
 
     def _flush_all(self) -> None:
         for tracer in list(self._tracers):
@@ -133,7 +133,7 @@ class FlushThread:
             tracer.after_fork()
 
     def _flush_at_end(self) -> None:
-        """The children of ``multiprocessing`` leave without the functions of ``atexit``."""
+        """Also flush in children of ``multiprocessing``, which exit without running ``atexit``."""
         module = sys.modules.get("multiprocessing.util")
         if module is None:
             return
@@ -144,11 +144,11 @@ class FlushThread:
 
 
 FLUSH_THREAD = FlushThread()
-"""That of this process."""
+"""The thread of this process."""
 
 
 class Tracer:
-    """Takes records from any thread. Never raises, never blocks; after a full disk or ``close`` it keeps nothing."""
+    """Takes records from any thread. Never raises or blocks. After a full disk or ``close`` it drops all records."""
 
     def __init__(self, settings: TraceSettings, process: Process, open_file: OpenFile = trace_file_of) -> None:
         self.settings = settings
@@ -161,7 +161,7 @@ class Tracer:
         self._queue = RecordQueue(FLUSH_THREAD.hurry)
         self._file = self._new_file()
         self._lock = threading.Lock()
-        """Held while the file is written."""
+        """Held while writing to the file."""
         self._scopes: dict[int, weakref.ref[Scope]] = {}
         self._is_over = False
         self._is_seen_to = False
@@ -173,15 +173,15 @@ class Tracer:
         return time.monotonic_ns() + self._offset
 
     def at(self, monotonic_s: float) -> int:
-        """The same for a ``time.monotonic()`` of before."""
+        """Convert an earlier ``time.monotonic()`` to ``now``'s clock."""
         return int(monotonic_s * 1e9) + self._offset
 
     def note_stall(self, stall: "Stall") -> None:
-        """An event loop of this process stands still, or did."""
+        """Record that an event loop of this process is or was blocked."""
         self.write(LoopStall.of(stall, self._offset))
 
     def write(self, record: Record) -> None:
-        """Take one record; it is in the file within half a second."""
+        """Add a record, which is written within half a second."""
         if self._is_over:
             return
         self._queue.put(record)
@@ -195,24 +195,24 @@ class Tracer:
         group: str,
         attempt: int,
         begun: int | None = None,
-        id: str = "",  # noqa: A002 - as the field of the record is called
+        id: str = "",  # noqa: A002 - the name of the record's field
     ) -> AttemptTrace:
-        """The trace of one attempt; ``id``: of its span, where another process has opened it."""
+        """The trace of one attempt. ``id``: of its span, if another process opened it."""
         kept = is_kept(group, self.rate)
         return AttemptTrace(self, uid=uid, group=group, attempt=attempt, begun=begun, id=id, is_kept=kept)
 
     def run_scope(self) -> Scope:
-        """For spans that belong to no rollout."""
+        """The scope for spans outside rollouts."""
         return Scope(self, is_kept=self.rate > 0)
 
     def close(self) -> None:
-        """Write what is there, and take nothing any more."""
+        """Write the waiting records and accept no more."""
         if not self._is_over:
             self.flush()
         self._end()
 
     def watch(self, scope: Scope) -> None:
-        """Note what lasts long in ``scope``, for as long as somebody has it."""
+        """Record spans of ``scope`` that last long, while the scope is referenced elsewhere."""
         key = id(scope)
         self._scopes[key] = weakref.ref(scope, lambda _: self._scopes.pop(key, None))
         if not self._is_seen_to and not self._is_over:
@@ -220,37 +220,37 @@ class Tracer:
             FLUSH_THREAD.see_to(self)
 
     def flush(self) -> None:
-        """Write what is there."""
+        """Write the waiting records."""
         with self._lock:
             if self._is_over:
                 return
             try:
                 while lines := self._queue.take_lines(self.now()):
                     self._file.append(lines)
-            except Exception as error:  # noqa: BLE001 - a full disk, as a rule; no error at all may cost a rollout
+            except Exception as error:  # noqa: BLE001 - usually a full disk; no error may cost a rollout
                 self._is_over = True
-                logger.warning("the trace of %s ends here, its rollouts go on: %s", self.run_id, error)
+                logger.warning("the trace of %s ends here, its rollouts continue: %s", self.run_id, error)
         if self._is_over:
             self._end()
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is kept any more: after ``close``, or because the disk took no more."""
+        """Whether records are dropped: after ``close`` or a write error."""
         return self._is_over
 
     def rest(self) -> None:
-        """Write what is there and close the file; the next record begins another segment."""
+        """Write the waiting records and close the file. The next record starts another segment."""
         self.flush()
         FLUSH_THREAD.leave(self)
         with self._lock:
             self._file.close()
             self._is_seen_to = False
-        if len(self._queue):  # it came meanwhile, and nobody else would write it
+        if len(self._queue):  # added meanwhile, and not flushed by anything else
             self._is_seen_to = True
             FLUSH_THREAD.see_to(self)
 
     def note_long(self) -> None:
-        """Note what has been open for long."""
+        """Record spans that have been open for long."""
         now = self.now()
         for reference in list(self._scopes.values()):
             scope = reference()
@@ -258,7 +258,7 @@ class Tracer:
                 scope.note_long(now)
 
     def after_fork(self) -> None:
-        """In a forked process: what is waiting and what is open is the parent's; a file of its own comes later."""
+        """Reset a forked process: waiting records and open spans belong to the parent. It gets its own file later."""
         self._lock = threading.Lock()
         self._queue = RecordQueue(FLUSH_THREAD.hurry)
         self._file.close()
@@ -295,7 +295,7 @@ class Tracer:
 
 @cache
 def _boot() -> str:
-    """Of this machine since it is up, another one each time; "" where the system does not tell."""
+    """Id of this machine's boot; "" if the system does not provide one."""
     try:
         return _BOOT_FILE.read_text().strip()
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Open spans, and to what they belong: an attempt of a rollout, or the run.
+"""Open spans and their scope: an attempt of a rollout, or the run.
 
-A ``Scope`` makes spans, knows which are open, and writes them to its recorder as they end.
+A ``Scope`` creates spans, keeps track of open ones, and writes them to its recorder when they end.
 """
 
 import logging
@@ -19,13 +19,13 @@ from forebay.telemetry.tracing.trace_ids import format_traceparent, new_span_id,
 logger = logging.getLogger(__name__)
 
 LONG_NS = 10_000_000_000
-"""A span that has lasted so long is noted while it is still open."""
+"""After this time, a span is recorded while it is still open."""
 LATE_NS = 2_000_000_000
-"""How much longer its note waits for what ``on_open`` could not tell at once."""
+"""How much longer that record waits for an ``on_open`` that could not answer at once."""
 
 
 class SpanHandle(msgspec.Struct, eq=False):
-    """An open span. None of its methods raises; it may be ended from any thread, and only the first end counts."""
+    """An open span. Its methods never raise. It may be ended from any thread, and only the first end counts."""
 
     scope: "Scope"
     name: str
@@ -37,16 +37,16 @@ class SpanHandle(msgspec.Struct, eq=False):
     is_open: bool = True
     is_noted: bool = False
     on_open: "Callable[[SpanHandle], Mapping[str, Any] | None] | None" = None
-    """Called by the recorder's thread once this has lasted ten seconds: what it returns is noted with it.
+    """Called by the recorder's thread once the span has lasted ten seconds; the result is recorded with it.
 
-    It must not block. If it returns None, whoever gave it calls ``note_open`` soon; else it is noted without.
+    It must not block. If it returns None, its provider calls ``note_open`` soon; otherwise nothing is added.
     """
     token: "Token[SpanHandle | None] | None" = None
-    """Of the ``with``."""
+    """The token of the ``with``."""
 
     @property
     def traceparent(self) -> str:
-        """The header by which others' spans become children of this one."""
+        """The header with which spans of other services become children of this one."""
         return format_traceparent(self.scope.trace_id, self.id, is_sampled=self.scope.is_kept)
 
     def set(self, **at: Any) -> None:
@@ -54,7 +54,7 @@ class SpanHandle(msgspec.Struct, eq=False):
         self.at.update(at)
 
     def end(self, at_ns: int | None = None, **at: Any) -> None:
-        """Close it, now or at ``at_ns``."""
+        """End it, now or at ``at_ns``."""
         if self.is_open:
             self.is_open = False
             if at:
@@ -62,7 +62,7 @@ class SpanHandle(msgspec.Struct, eq=False):
             self.scope.ended(self, at_ns)
 
     def note_open(self, **at: Any) -> None:
-        """Write that it is open, with more attributes: the late answer of ``on_open``."""
+        """Record that it is still open, with more attributes: the late answer of ``on_open``."""
         self.at.update(at)
         if self.is_open and not self.is_noted:
             self.is_noted = True
@@ -77,7 +77,7 @@ class SpanHandle(msgspec.Struct, eq=False):
     ) -> None:
         token = self.token
         if token is not None:
-            try:  # noqa: SIM105 - a ``suppress`` costs as much as the rest of this
+            try:  # noqa: SIM105 - ``suppress`` would double the cost of this method
                 current_span.reset(token)
             except ValueError:  # a generator that was closed elsewhere: the context of its ``with`` is gone
                 pass
@@ -92,7 +92,7 @@ current_span: ContextVar[SpanHandle | None] = ContextVar("forebay_span", default
 
 
 class Recorder(Protocol):
-    """What takes records."""
+    """Accepts records."""
 
     run_id: str
 
@@ -100,14 +100,14 @@ class Recorder(Protocol):
         """Nanoseconds since the Unix epoch."""
 
     def write(self, record: Record) -> None:
-        """Take one."""
+        """Accept a record."""
 
     def watch(self, scope: "Scope") -> None:
-        """See to it that ``note_long`` is called now and then."""
+        """Call ``note_long`` of ``scope`` regularly."""
 
 
 class Scope:
-    """Spans of one rollout's attempt, or (without a ``uid``) of the run. For use from any thread."""
+    """Spans of one attempt of a rollout or, without a ``uid``, of the run. Safe for any thread."""
 
     def __init__(
         self,
@@ -129,14 +129,14 @@ class Scope:
         self._open: dict[str, SpanHandle] = {}
         self._last_turn: int | None = None
         self._intervals: list[PlainInterval] | None = None
-        """What has ended, whether it is kept or not: of an attempt."""
+        """The ended spans of an attempt, whether or not they are kept."""
         self._calls: dict[int | None, list[dict[str, Any]]] = {}
-        """What is known of engine calls, by turn."""
+        """Attributes of engine calls, by turn."""
         recorder.watch(self)
 
     @property
     def trace_id(self) -> str:
-        """Of the rollout, or of the run."""
+        """The trace of the rollout, or of the run."""
         return trace_id(self._recorder.run_id, self.uid)
 
     def now(self) -> int:
@@ -153,16 +153,16 @@ class Scope:
         up: SpanHandle | str | None = None,
         **at: Any,
     ) -> SpanHandle:
-        """A span that is closed by its ``end``, or by a ``with``, within which it is the current one.
+        """Open a span, which ``end`` or a ``with`` closes; within the ``with`` it is the current span.
 
-        ``up``: the one around it, if it is not the current one.
+        ``up``: the enclosing span, if it is not the current one.
         """
         above, turn = self._place(up, turn)
         return self._opened(name, new_span_id(), above, turn, begun, at)
 
     def begin_inside(self, above: SpanHandle, name: str, at: dict[str, Any]) -> SpanHandle:
-        """What ``begin`` does in the context of ``above``, which is of this scope."""
-        # Flat, as ``ended`` is: the two are most of what a span costs.
+        """Open a span as ``begin`` does in the context of ``above``, which must be of this scope."""
+        # Inlined, as in ``ended``: these two are most of the cost of a span.
         span_id = new_span_id()
         turn = above.turn if above.turn is not None else self._last_turn
         handle = self._open[span_id] = SpanHandle(self, name, span_id, above.id, turn, self._now(), at)
@@ -179,13 +179,13 @@ class Scope:
         up: SpanHandle | str | None = None,
         **at: Any,
     ) -> None:
-        """A span that was measured elsewhere: from ``t`` on, for ``d``, both in nanoseconds."""
+        """Add a span measured elsewhere: from ``t``, for ``d``, both in nanoseconds."""
         above, turn = self._place(up, turn)
         self._opened(name, new_span_id(), above, turn, t, at).end(t + d)
 
     def ended(self, handle: SpanHandle, at_ns: int | None) -> None:
-        """Note that ``handle`` ended, now or at ``at_ns``."""
-        # What was open when its process was forked is its parent's to write.
+        """Record that ``handle`` ended, now or at ``at_ns``."""
+        # A span that was open at a fork is written by the parent.
         if self._open.pop(handle.id, None) is None:
             return
         name, begun, at = handle.name, handle.begun, handle.at
@@ -211,7 +211,7 @@ class Scope:
             )
 
     def note_open(self, handle: SpanHandle) -> None:
-        """Write that ``handle`` is still open."""
+        """Record that ``handle`` is still open."""
         if self.is_kept and handle.id in self._open:
             self._write(
                 Open(
@@ -228,7 +228,7 @@ class Scope:
             )
 
     def note_long(self, now: int) -> None:
-        """Write what has been open for long, each once."""
+        """Record each span that has been open for long, once."""
         for handle in list(self._open.values()):
             lasted = now - handle.begun
             if handle.is_noted or lasted < LONG_NS:
@@ -239,11 +239,11 @@ class Scope:
                 _ask(handle)
 
     def forget_open(self) -> None:
-        """In a process that was forked: what is open is its parent's."""
+        """Forget open spans after a fork: they belong to the parent."""
         self._open.clear()
 
     def _place(self, up: SpanHandle | str | None, turn: int | None) -> tuple[str, int | None]:
-        """The id of the span around a new one, and the turn to which it belongs: else to the last that began."""
+        """The id of a new span's enclosing span, and its turn: by default the last one that began."""
         above = current_span.get() if up is None else up
         if isinstance(above, str):
             return above, self._last_turn if turn is None else turn
@@ -267,12 +267,12 @@ def _ask(handle: SpanHandle) -> None:
         return
     try:
         more = on_open(handle)
-    except Exception:  # whatever it could not find out, the note goes out
-        logger.debug("nothing more is known of the open span %s", handle.name, exc_info=True)
+    except Exception:  # the record is written even if this fails
+        logger.debug("on_open of the span %s failed", handle.name, exc_info=True)
         more = {}
     if more is not None:
         handle.note_open(**more)
 
 
 def _nothing_yet(handle: SpanHandle) -> None:
-    """It was asked before."""
+    """Replaces ``on_open`` after its first call."""

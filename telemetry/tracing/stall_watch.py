@@ -1,4 +1,4 @@
-"""Sees when an event loop stands still: somebody's code computes in it, or sleeps, and everything else waits."""
+"""Detects blocked event loops: code computes or sleeps in the loop, and everything else waits."""
 
 import asyncio
 import os
@@ -14,25 +14,25 @@ STALL_S = 1.0
 _BEAT_S = 0.1
 _MAX_FRAMES = 32
 _LIBRARIES = os.path.dirname(os.__file__)
-"""The standard library's folder, below which installed packages are too."""
+"""The folder of the standard library, which contains installed packages, too."""
 
 
 class Stall(NamedTuple):
-    """A standstill, by ``time.monotonic``. It is noted once while it lasts, and once when it has ended."""
+    """A stall, by ``time.monotonic``. It is reported once while it lasts, and once when it has ended."""
 
     begun_s: float
     until_s: float
     stack: list[str]
-    """Of the loop's thread a second after its last sign of life; empty where the interpreter was blocked too."""
+    """The loop thread's stack, a second after its last heartbeat; empty if the whole interpreter was blocked."""
     has_ended: bool
 
 
 Listener = Callable[[Stall], object]
-"""Told of a standstill, in the loop's thread or in another one."""
+"""Called with a stall, in the loop's thread or another one."""
 
 
 class StallWatch:
-    """Watches the loop in which it is started."""
+    """Watches the event loop in which it is started."""
 
     def __init__(self, stall_s: float = STALL_S) -> None:
         self._stall_s = stall_s
@@ -52,24 +52,24 @@ class StallWatch:
         self._timer = asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     def add(self, listener: Listener) -> None:
-        """Tell ``listener``, too. The first one comes with a thread, which looks while the loop cannot."""
+        """Add a listener. The first one starts a thread that looks while the loop is blocked."""
         self._listeners = [*self._listeners, listener]
         if self._looking is None:
             self._looking = threading.Thread(target=self._look, name="stall-watch", daemon=True)
             self._looking.start()
 
     def remove(self, listener: Listener) -> None:
-        """Tell ``listener`` no more."""
+        """Remove a listener."""
         self._listeners = [each for each in self._listeners if each != listener]
 
     def stop(self) -> None:
-        """Watch no more; in the loop's thread."""
+        """Stop watching; call this in the loop's thread."""
         self._stopped.set()
         if self._timer is not None:
             self._timer.cancel()
 
     def blocked(self) -> tuple[float, str]:
-        """Seconds, and ``file:line in function`` where it stands; ``(0.0, "")`` while it turns. From another thread."""
+        """Seconds blocked, and ``file:line in function``; ``(0.0, "")`` if not blocked. Call it from another thread."""
         silent_s = time.monotonic() - self._beat_s - _BEAT_S
         if silent_s < self._stall_s or self._stopped.is_set():
             return 0.0, ""
@@ -96,7 +96,7 @@ class StallWatch:
                 self._tell(last, time.monotonic(), has_ended=False)
 
     def _tell(self, last_beat_s: float, now_s: float, *, has_ended: bool) -> None:
-        # It began somewhere between the last beat and the one that did not come.
+        # The stall began between the last beat and the missing one.
         stack = self._stack if self._noted_s == last_beat_s else []
         stall = Stall(last_beat_s + _BEAT_S / 2, now_s, stack, has_ended)
         for listener in self._listeners:
@@ -111,7 +111,7 @@ def _stack(frame: FrameType | None) -> list[str]:
 
 
 def _line_of(innermost: FrameType | None) -> str:
-    """Of the innermost code that is no library."""
+    """Describe the innermost frame that is not library code."""
     frame = innermost
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back

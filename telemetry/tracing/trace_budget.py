@@ -1,7 +1,7 @@
-"""How much disk the trace of a run may take: the oldest spans go first; once there are none, the oldest segments go.
+"""Limits the disk space of a run's trace: the oldest spans are removed first, then the oldest segments.
 
-Segments that a living process writes are not touched. What was taken out is counted in a ``Dropped`` record, which
-follows the segment's head and stays.
+Segments that a running process writes are not touched. What was removed is counted in a ``Dropped`` record after the
+segment's head, which is kept.
 """
 
 import contextlib
@@ -18,32 +18,32 @@ from forebay.telemetry.tracing.records import Dropped
 from forebay.telemetry.tracing.trace_file import FOREIGN_BYTES, mark_as_written
 
 WHY = "budget"
-"""Of the ``Dropped`` record in a segment whose spans were taken out."""
+"""``why`` in the ``Dropped`` record of a segment whose spans were removed."""
 _ALL_WHY = "budget, all of it"
-"""Of one that has nothing else left."""
+"""``why`` for a segment from which everything was removed."""
 
 _SPANS = (b'{"kind":"span"', b'{"kind":"open"')
 _SUMMARY = b'{"kind":"rollout"'
 
 
 class Removed(NamedTuple):
-    """What was taken out."""
+    """What was removed."""
 
     spans: int = 0
-    """Notes of open ones among them."""
+    """Includes records of open spans."""
     summaries: int = 0
     num_bytes: int = 0
 
     def plus(self, other: "Removed") -> "Removed":
-        """Both together."""
+        """The sum of both."""
         return Removed(self.spans + other.spans, self.summaries + other.summaries, self.num_bytes + other.num_bytes)
 
 
 def enforce_budget(folder: Path, max_bytes: int) -> Removed:
-    """Make the trace in ``folder`` fit into ``max_bytes``, as far as its segments are closed. 0: only spans go.
+    """Shrink the trace in ``folder`` to ``max_bytes`` as far as its segments are closed. 0: remove only spans.
 
-    Costs a look at each file's size where it fits, and reads no segment again that has nothing left to take. Raises
-    ``OSError``, as on a full disk: every segment is then as it was, or as it is to be.
+    If the trace fits, this only reads the file sizes. Segments with nothing left to remove are not read again. Raises
+    ``OSError``, as on a full disk; every segment is then either unchanged or completely rewritten.
     """
     removed = Removed()
     size, segments = _segments(folder)
@@ -56,7 +56,7 @@ def enforce_budget(folder: Path, max_bytes: int) -> Removed:
 
 
 def _segments(folder: Path) -> tuple[int, list[Path]]:
-    """Bytes of all, and their paths, the oldest first."""
+    """Total bytes, and the paths, oldest first."""
     found: list[tuple[int, Path]] = []
     size = 0
     for path in folder.glob("*.jsonl"):
@@ -70,27 +70,27 @@ def _segments(folder: Path) -> tuple[int, list[Path]]:
 class _Segment(NamedTuple):
     head: bytes
     dropped: Dropped
-    """What was taken out of it before; ``why`` is "" for nothing."""
+    """What was removed before; ``why`` is "" for nothing."""
     rest: BinaryIO
 
 
 def _without_spans(segment: _Segment) -> Iterator[bytes] | None:
-    """The lines that stay; None if there is nothing to take."""
+    """The lines to keep; None if there is nothing to remove."""
     if segment.dropped.why:
         return None
     return (line for line in segment.rest if not line.startswith(_SPANS))
 
 
 def _without_all(segment: _Segment) -> Iterator[bytes] | None:
-    """No line stays; None if there is nothing to take."""
+    """Keeps no line; None if there is nothing to remove."""
     return None if segment.dropped.why == _ALL_WHY else iter(())
 
 
 def _shrink(path: Path, take: Callable[[_Segment], Iterator[bytes] | None]) -> Removed:
     try:
-        # For writing too: some file systems lock nothing else.
+        # Opened for writing, too: some file systems lock nothing else.
         file = os.fdopen(regular_opener(str(path), os.O_RDWR | os.O_CLOEXEC), "r+b")
-    except OSError:  # it is gone, or the run's own code has put something else there
+    except OSError:  # it is gone, or user code has put something else there
         return Removed()
     with file:
         is_free, found = mark_as_written(file.fileno()), os.fstat(file.fileno())
@@ -130,7 +130,7 @@ def _rewrite(path: Path, file: BinaryIO, segment: _Segment, stays: list[bytes], 
     try:
         with open(new, "wb", opener=regular_opener) as copy:
             copy.writelines([segment.head, msgspec.json.encode(dropped), b"\n", *stays])
-        # The order of age stays as it was.
+        # Keeps the order by age.
         os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
         size = new.stat().st_size
         new.replace(path)
@@ -141,7 +141,7 @@ def _rewrite(path: Path, file: BinaryIO, segment: _Segment, stays: list[bytes], 
 
 
 def _counts(file: BinaryIO, begin: int) -> tuple[int, int]:
-    """How many spans and summaries follow."""
+    """The number of spans and summaries that follow."""
     file.seek(begin)
     spans = summaries = 0
     for line in file:

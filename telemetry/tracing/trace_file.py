@@ -1,4 +1,4 @@
-"""The file that a process appends records to: segments of whole lines, each with a head, for its owner alone."""
+"""Appends a process's records to segments of whole lines, each with a head. Only the process's user can read them."""
 
 import fcntl
 import os
@@ -10,21 +10,21 @@ from forebay.core.files import make_folder, opener
 from forebay.telemetry.tracing.records import Head
 
 MAX_LINE_BYTES = 1 << 20
-"""A line is shorter, its end included."""
+"""Every line is shorter than this, including its end."""
 SEGMENT_BYTES = 8 << 20
 FOREIGN_BYTES = 64 << 20
-"""No segment of ours gets so long: a longer file in a trace is of a run's own code."""
+"""Longer than any segment: a larger file in a trace folder was written by user code."""
 _MIN_SEGMENT_BYTES = 64 << 10
 _SEGMENTS_OF_BUDGET = 16
 
 
 def segment_bytes(max_bytes: int) -> int:
-    """How long a segment gets: shorter where the budget is small, so that the open ones are a small part of it."""
+    """The size of a segment. It is smaller for a small budget, so that open segments are a small part of it."""
     return min(SEGMENT_BYTES, max(_MIN_SEGMENT_BYTES, max_bytes // _SEGMENTS_OF_BUDGET))
 
 
 class TraceFile:
-    """Segments ``{process}-{start}-{pid}.{n}.jsonl``. Made when something is written; all calls from one thread."""
+    """Segments ``{process}-{start}-{pid}.{n}.jsonl``, created on the first write. All calls must be from one thread."""
 
     def __init__(self, folder: Path, head: Head, max_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class TraceFile:
         self._number = 0
 
     def append(self, lines: bytes) -> None:
-        """Append whole lines. Raises ``OSError``; the file then ends with the last line that fitted."""
+        """Append whole lines. Raises ``OSError``; the file then ends with the last write that succeeded."""
         if self._fd >= 0 and self._size + len(lines) > self._max_bytes:
             self.close()
         if self._fd < 0:
@@ -52,7 +52,7 @@ class TraceFile:
         self._size += len(lines)
 
     def close(self) -> None:
-        """End the segment. In a forked process this lets go of the parent's, which stays as it is."""
+        """Close the segment. In a forked process this releases the parent's segment without changing it."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -66,16 +66,16 @@ class TraceFile:
             path = self._folder / f"{head.process}-{head.start}-{head.pid}.{self._number}.jsonl"
             try:
                 self._fd = opener(str(path), flags)
-            except FileExistsError:  # pids come again: in a container after each start
+            except FileExistsError:  # pids repeat, for example in a container after each start
                 continue
         self._size = 0
         mark_as_written(self._fd)
 
 
 def mark_as_written(fd: int) -> bool:
-    """Say, until ``fd`` is closed, that somebody writes this segment; False if somebody else does."""
+    """Lock the segment as being written until ``fd`` is closed. Returns False if another process holds the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # also of a file system without such locks: there every segment counts as being written
+    except OSError:  # also if the file system has no such locks: then every segment counts as being written
         return False
     return True

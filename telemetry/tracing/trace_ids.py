@@ -1,6 +1,6 @@
-"""Ids of traces and spans, the W3C ``traceparent``, and the share of groups whose spans are kept.
+"""Ids of traces and spans, the W3C ``traceparent``, and the choice of groups whose spans are kept.
 
-No context has to travel between our own processes: whoever knows run, ``uid`` and group computes the same.
+The processes of a run exchange no context: each computes the same ids from run, ``uid`` and group.
 """
 
 import os
@@ -14,7 +14,7 @@ _SAMPLED = 1
 
 
 class ParentSpan(NamedTuple):
-    """What a ``traceparent`` names."""
+    """The content of a ``traceparent``."""
 
     trace_id: str
     span_id: str
@@ -22,17 +22,17 @@ class ParentSpan(NamedTuple):
 
 
 def trace_id(run_id: str, uid: str) -> str:
-    """32 hex digits: one trace for a rollout with all its attempts, over restarts."""
+    """32 hex digits: one trace for a rollout with all its attempts, across restarts."""
     return blake2b(f"{run_id}\0{uid}".encode(), digest_size=16).hexdigest()
 
 
 def new_span_id() -> str:
-    """16 hex digits, never all zero: counted on from a random number, another one in each process."""
+    """16 hex digits, never all zero: a counter that starts at a random number in each process."""
     return f"{_NUMBERS.next():016x}"
 
 
 class _Numbers:
-    """Not of the module ``random``, which users' code seeds, in many processes alike, and counts on."""
+    """A counter that does not use ``random``: user code may seed that equally in many processes."""
 
     def __init__(self) -> None:
         self.renew()
@@ -46,7 +46,7 @@ _NUMBERS = _Numbers()
 
 
 def is_kept(group: str, rate: float) -> bool:
-    """Whether the spans of ``group`` are in the share ``rate`` (0 to 1). Every process says the same."""
+    """Whether the spans of ``group`` are in the share ``rate`` (0 to 1). Equal in every process."""
     if rate >= 1:
         return True
     return int.from_bytes(blake2b(group.encode(), digest_size=8).digest(), "big") < rate * 2.0**64
@@ -58,7 +58,7 @@ def format_traceparent(trace: str, span: str, *, is_sampled: bool = True) -> str
 
 
 def read_traceparent(text: str | None) -> ParentSpan | None:
-    """What a ``traceparent`` names; None for one that is missing, malformed, or all zero."""
+    """Parse a ``traceparent``; None if it is missing, malformed, or all zero."""
     match = _TRACEPARENT.fullmatch((text or "").strip())
     if match is None:
         return None

@@ -1,6 +1,6 @@
-"""Where a process records what happened: one tracer for each of its runs. ``span`` and ``traceparent`` for user code.
+"""Starts tracing: one tracer per run in each process. Provides ``span`` and ``traceparent`` for user code.
 
-``start_tracing`` opens nothing until the first record. Whoever has no trace uses ``NO_TRACE``, which takes everything
+``start_tracing`` opens no file before the first record. Without tracing, use ``NO_TRACE``, which accepts everything
 and keeps nothing.
 """
 
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 TRACE_VARIABLE = "FOREBAY_TRACE"
-"""Tells a process that is started by a run where to record: a ``InheritedTrace`` as JSON."""
+"""The variable that tells a child process of a run where to record: an ``InheritedTrace`` as JSON."""
 PARENT_VARIABLE = "TRACEPARENT"
-"""Under which span; its form, and the name of the variable, are those of OpenTelemetry."""
+"""The variable with the parent span. Name and format are OpenTelemetry's."""
 
 
 class InheritedTrace(TraceSettings, omit_defaults=True):
-    """What a process finds in ``TRACE_VARIABLE``. Without a ``uid`` it belongs to the run, not to a rollout."""
+    """The content of ``TRACE_VARIABLE``. Without a ``uid`` the process belongs to the run, not to a rollout."""
 
     uid: str = ""
     group: str = ""
@@ -46,25 +46,25 @@ class InheritedTrace(TraceSettings, omit_defaults=True):
 
 
 def start_tracing(settings: TraceSettings, process: Process, open_file: OpenFile = trace_file_of) -> Tracer:
-    """The tracer of that run in this process: there is one, however often this is called.
+    """The tracer of the run in this process. Repeated calls return the same one.
 
-    In a run process it is the one of ``span`` outside of rollouts, and what the process starts finds it in its
-    environment; not where its lines go elsewhere than to the run's folder, by ``open_file``.
+    In a run process, ``span`` uses it outside rollouts, and child processes find it in their environment, unless
+    ``open_file`` writes the lines elsewhere than to the run's folder.
     """
     return _TRACES.start(settings, process, open_file)
 
 
 def run_tracer() -> Tracer:
-    """That of the run to which this process belongs; ``NO_TRACE`` where nothing is traced."""
+    """The tracer of the run to which this process belongs; ``NO_TRACE`` without tracing."""
     _TRACES.of_run()
     return _TRACES.run_tracer or NO_TRACE
 
 
 def span(name: str, /, **at: Any) -> SpanHandle:
-    """A span of your own code: ``with span("parse", bytes=len(text)): …``.
+    """A span in your own code: ``with span("parse", bytes=len(text)): …``.
 
-    In any thread, task and process of a run: within a rollout it is part of its current turn, else of the run. It is
-    the parent of spans inside. Where nothing is traced it does nothing. ``.set(**at)`` adds attributes.
+    Works in any thread, task and process of a run. Within a rollout it belongs to the current turn, otherwise to the
+    run. It is the parent of spans opened inside. Without tracing it does nothing. ``.set(**at)`` adds attributes.
     """
     current = current_span.get()
     if current is not None:
@@ -73,7 +73,7 @@ def span(name: str, /, **at: Any) -> SpanHandle:
 
 
 def traceparent() -> str | None:
-    """The W3C ``traceparent`` of the current span, for requests to others; None where nothing is traced."""
+    """The W3C ``traceparent`` of the current span, for requests to other services; None without tracing."""
     current = current_span.get()
     if current is not None:
         return current.traceparent or None
@@ -81,7 +81,7 @@ def traceparent() -> str | None:
 
 
 def trace_environment() -> dict[str, str]:
-    """What a command finds in its environment, so that ``span`` works there too, below the current span."""
+    """Environment variables for a command, so that ``span`` works there, too, below the current span."""
     current = current_span.get()
     tracer = _TRACES.run_tracer
     if current is None or tracer is None or not isinstance(scope := current.scope, Scope):
@@ -92,7 +92,7 @@ def trace_environment() -> dict[str, str]:
 
 
 class _Traces:
-    """Those of this process."""
+    """The traces of this process."""
 
     def __init__(self) -> None:
         self.run_tracer: Tracer | None = None
@@ -112,13 +112,13 @@ class _Traces:
         return tracer
 
     def of_run(self) -> Scope:
-        """What spans outside of rollouts belong to."""
+        """The scope of spans outside rollouts."""
         if self._run_scope is None:
             self._run_scope = self._inherited() or NO_ATTEMPT
         return self._run_scope
 
     def _inherited(self) -> Scope | None:
-        """In a process that was started by one of a run: as its environment says."""
+        """The scope described by the environment, in a child process of a run."""
         try:
             inherited = msgspec.json.decode(os.environ.get(TRACE_VARIABLE, ""), type=InheritedTrace)
         except msgspec.MsgspecError:

@@ -5,7 +5,7 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const palette = ["#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e"];
 
-  // What all pictures have in common; a picture's own layout goes on top.
+  // Shared by all pictures; a picture's own layout overrides it.
   function withTheme(layout) {
     const style = getComputedStyle(document.documentElement);
     const line = style.getPropertyValue("--line").trim();
@@ -25,7 +25,7 @@
   function draw(element) {
     const { data, layout } = figures[element.dataset.figure];
     const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
-    // Plotly writes into what it is given.
+    // Plotly modifies its arguments.
     Plotly.react(element, structuredClone(data), withTheme(structuredClone(layout)), options).then(() => {
       if (element.dataset.drawn) return;
       element.dataset.drawn = "yes";
@@ -37,8 +37,8 @@
   }
 
   const charts = [...document.querySelectorAll(".chart")];
-  // Most pictures are far below, or of steps that nobody looks at: each is drawn once it comes near, one after the
-  // other, so that the page can be scrolled meanwhile.
+  // Most pictures are far below, or of steps that are never opened. Each is drawn when it comes near the viewport, one
+  // at a time, so that the page stays scrollable.
   const waiting = [];
   function drawNext() {
     draw(waiting.shift());
@@ -67,7 +67,7 @@
     const body = header.closest("table").tBodies[0];
     const sign = header.dataset.order === "down" ? 1 : -1;
     const text = (row) => row.cells[header.cellIndex].textContent;
-    // Every column has one unit, but for seconds below a tenth.
+    // Every column has one unit, except that seconds below a tenth are shown in ms.
     const number = (row) => parseFloat(text(row).replace(/,/g, "")) * (/ ms$/.test(text(row)) ? 0.001 : 1);
     const by = (one, other) => {
       const [a, b] = [number(one), number(other)];
