@@ -203,4 +203,4 @@ def _notes(index: TraceIndex) -> Iterator[str]:
         times = "once" if index.num_failures == 1 else f"{index.num_failures} times"
         yield f"The run process failed {times}: its unfinished work is shown as open until then."
     if not any(read.groups for read in index.reads):
-        yield "No read delivered anything: everything is one step, from the first start to the last end."
+        yield "No read delivered anything: all is one step, from the first start to the last end."

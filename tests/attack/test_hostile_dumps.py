@@ -46,4 +46,4 @@ def test_a_dump_of_a_few_kilobytes_does_not_fill_the_memory(
     assert int(num_mib) < 300
     SkipManager.init(config(tmp_path))
     assert rollouts.at(1)["call"] == 2
-    assert "is not used: no value can be made of it" in warnings_of(caplog)[0]
+    assert "is not used: it cannot be decoded" in warnings_of(caplog)[0]

@@ -88,7 +88,7 @@ def test_rows_are_compared_by_content_and_only_where_it_is_known() -> None:
 
 
 def test_a_name_that_nothing_has_is_refused_with_those_there_are() -> None:
-    with pytest.raises(InvalidInput, match="do you mean model") as refused:
+    with pytest.raises(InvalidInput, match="did you mean model") as refused:
         must_agree(record(), PAYLOAD, ignore=["modell"])
     assert refused.value.field == "replay.ignore"
     assert all(name in refused.value.hint for name in MUST_AGREE)
@@ -101,7 +101,7 @@ def test_who_answers_and_judges_may_differ_and_is_told() -> None:
     payload = PAYLOAD | {"task_type": "sums", "difficulty": "x" * 500}
     told = may_differ(record(), payload)
     assert [each["field"] for each in told] == ["task_type", "difficulty"]
-    assert "task_type was 'math' when it was recorded, now 'sums'" in in_words(told)
+    assert "task_type was 'math' in the recording, now 'sums'" in in_words(told)
     assert code_in_words({"judge.py": "g1"}, {"judge.py": "g2"}).endswith("recorded: judge.py")
     assert len(told[-1]["now"]) < 300
     assert may_differ(record(), PAYLOAD) == []

@@ -177,7 +177,7 @@ def test_a_verifier_has_no_folder_to_look_into(server, tasks, tmp_path) -> None:
     body = {"group_size": GROUP_SIZE, "replay": {"source": recorded.run_id, "rewards": "again"}}
     run = server.start_run("verified", **body)
     reason = run.wait_for_state("failed")["reason"]
-    assert "the verifier looks into the folder of the agent" in reason
+    assert "the verifier reads the agent's folder" in reason
     assert "replay with the recorded rewards" in reason
     assert run.groups() == []
 

@@ -92,7 +92,7 @@ def test_changed_code_is_warned_of_by_the_names_of_its_files(
     assert forebay("recording", "export", recorded.run_id, path, "--url", server.url).code == 0
     (tasks / "edited.py").write_text("LEAST = 1\n")
     (tasks / "gone.py").rename(tasks / "found.py")
-    words = "the generator's code changed since it was recorded: edited.py, found.py (new), gone.py (removed)"
+    words = "the generator's code changed since the recording: edited.py, found.py (new), gone.py (removed)"
     for source in ({"source": recorded.run_id, "code": "today"}, str(path)):
         assert warnings_of(server, source) == [words]
     assert warnings_of(server, recorded.run_id) == []

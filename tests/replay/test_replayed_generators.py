@@ -156,7 +156,7 @@ def test_of_a_damaged_file(server: ServerProcess, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "status", "code", "said", "hint"),
     [
-        ("", 507, "recording_damaged", "is no recording", "forebay recording export"),
+        ("", 507, "recording_damaged", "is not a recording", "forebay recording export"),
         ("empty", 404, "not_recorded", "has no run", "forebay recording export"),
         ("flipped", 507, "recording_damaged", "byte", "export the run again"),
     ],

@@ -99,7 +99,7 @@ def test_recorded_hooks_judge_though_their_file_is_gone(make_server: MakeServer,
     assert groups_of(recorded)["spoilt", 0]["reason"] == "filtered"
     (tmp_path / "tasks" / "hooked_generator.py").write_text(HOOKED.replace('.get("is_spoilt")', '.get("other")'))
     today = start_replay(server, {"source": recorded.run_id, "code": "today"})
-    assert today.view()["warnings"] == ["the generator's code changed since it was recorded: hooked_generator.py"]
+    assert today.view()["warnings"] == ["the generator's code changed since the recording: hooked_generator.py"]
     shutil.rmtree(tmp_path / "tasks")
     run = start_replay(server, recorded.run_id)
     for each in (run, today):

@@ -69,7 +69,7 @@ def test_only_the_newest_records_are_used(tmp_path: Path) -> None:
         (HEAD, b'{"kind":"rollout","t":1\n', "1 lines of "),
         (HEAD, b'{"kind":"rollout","t":"soon"}\n', "1 lines of "),
         ({"kind": "none"}, b"", "cannot be read, and is not used"),
-        (msgspec.structs.replace(HEAD, version=VERSION + 1), b"", "is the newest that is known here"),
+        (msgspec.structs.replace(HEAD, version=VERSION + 1), b"", "is not supported (the newest supported is"),
     ],
 )
 def test_what_is_broken_is_left_out_with_a_warning(

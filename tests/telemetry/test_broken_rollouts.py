@@ -44,10 +44,10 @@ def test_their_tokens_and_time_were_thrown_away(report: ProfileReport) -> None:
     assert (step.broken_attempts, step.broken_tokens) == (1, 400)
     assert step.broken_s == pytest.approx(40)
     [finding] = [each for each in report.findings if each.cause == "over_sampling"]
-    told = "1 attempts that were broken at their cap, and run again, had taken 40 s and 400 tokens"
+    told = "1 attempts that were stopped at their cap and run again had taken 40 s and 400 tokens"
     assert told in finding.sentence
     assert "surplus requests" in finding.sentence
-    assert "1 attempts were broken at their cap, and run again: 40 s and 400 tokens." in report.sentences
+    assert "1 attempts were stopped at their cap and run again: 40 s and 400 tokens." in report.sentences
 
 
 def test_where_caps_cost_the_time_the_advice_is_a_higher_one(tmp_path: Path) -> None:
@@ -59,13 +59,13 @@ def test_where_caps_cost_the_time_the_advice_is_a_higher_one(tmp_path: Path) -> 
     server.read(0, 100, 100, ["a"], step=0)
     report = analyse(load(planted.folder))
     [finding] = [each for each in report.findings if each.cause == "over_sampling"]
-    assert finding.sentence.endswith("A higher cap of the scheduler breaks fewer.")
+    assert finding.sentence.endswith("A higher cap of the scheduler would stop fewer attempts.")
     assert "surplus" not in finding.sentence
 
 
 def test_the_page_tells_them_in_its_part_on_what_was_thrown_away(report: ProfileReport) -> None:
     [part] = [section for section in sections_of(report) if section.anchor == "thrown"]
-    assert any("Broken at their cap: 1 attempt, 40" in str(block) for block in part.blocks)
+    assert any("Stopped at their cap: 1 attempt, 40" in str(block) for block in part.blocks)
 
 
 def test_to_be_broken_is_neither_to_be_open_nor_to_be_aborted_nor_an_outlier(

@@ -275,7 +275,7 @@ def test_what_a_killed_process_had_under_way_ends_with_it(trace: PlantedTrace) -
     (step,) = timeline.steps()
     killed = next(request for request in step.requests if request.request_id == "a/0")
     assert (killed.ending, killed.duration_s) == ("open", pytest.approx(10))
-    assert "The run process failed once: what it had under way is shown as open, until then." in timeline.notes
+    assert "The run process failed once: its unfinished work is shown as open until then." in timeline.notes
 
 
 def test_a_restart_goes_on_with_the_same_rollout(trace: PlantedTrace) -> None:
@@ -408,7 +408,7 @@ def test_without_reads_all_is_one_step_and_that_is_said(trace: PlantedTrace) -> 
     (step,) = timeline.steps()
     assert (step.name, window(step), step.is_open) == ("0", (3, 14), False)
     assert [request.is_used for request in step.requests] == [True, True]
-    assert timeline.notes == ["No read brought anything: all is one step, from the first start to the last end."]
+    assert timeline.notes == ["No read delivered anything: all is one step, from the first start to the last end."]
 
 
 def test_a_stream_is_the_same_as_its_files(trace: PlantedTrace) -> None:

@@ -113,7 +113,7 @@ def test_a_slow_reward_is_named(report_of: Report) -> None:
     assert (finding.cause, finding.path.step, finding.path.worker) == ("reward", "5", "3")
     assert (finding.path.request, finding.path.event) == (slow.request_id, "reward")
     assert finding.seconds == pytest.approx(60, rel=0.01)
-    assert "spent 60 s more on its reward than its like" in finding.sentence
+    assert "spent 60 s more on its reward than comparable requests" in finding.sentence
 
 
 def test_a_reward_that_is_slow_for_all_is_seen_on_the_critical_path(report_of: Report) -> None:
@@ -148,7 +148,7 @@ def test_a_worker_that_was_silent_from_25_to_175_seconds_stood_still(report_of: 
     assert (finding.cause, finding.path.worker, finding.path.event) == ("stalled_engine", "0", "engine")
     assert finding.seconds == pytest.approx(150, rel=0.01)
     assert "worker 0 ended nothing from 25 s to 175 s (150 s)" in finding.sentence
-    assert "it stood still" in finding.sentence
+    assert "it was paused" in finding.sentence
 
 
 def test_a_worker_that_goes_on_at_another_rate_was_slow(report_of: Report) -> None:
@@ -195,7 +195,7 @@ def test_a_late_worker_is_named_with_its_reason(report_of: Report) -> None:
     finding = only_finding(report)
     assert (finding.cause, finding.path.worker) == ("barrier", "0")
     assert finding.seconds == pytest.approx(64, rel=0.01)
-    assert "worker 0 ended 64 s after the other 7, which stood waiting: it had 192 requests" in finding.sentence
+    assert "worker 0 ended 64 s after the other 7, which waited for it: it had 192 requests" in finding.sentence
     assert report.steps[0].barrier_s == pytest.approx({"0": 0.0} | {str(n): 64.0 for n in range(1, 8)}, abs=0.01)
 
 
@@ -206,7 +206,7 @@ def test_a_worker_whose_engine_is_slow_is_late_for_that(report_of: Report) -> No
             turn.engine_s *= 2
     finding = only_finding(report_of(steps))
     assert (finding.cause, finding.path.step, finding.path.worker) == ("barrier", "2", "2")
-    assert ": its engine gave 5 tokens/s to a request, theirs 10. Look at the load of that engine" in finding.sentence
+    assert ": its engine gave 5 tokens/s to a request, theirs 10. Check the load of that engine" in finding.sentence
 
 
 def test_a_phase_that_does_not_depend_on_lengths_is_named(report_of: Report) -> None:

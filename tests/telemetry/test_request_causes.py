@@ -200,7 +200,7 @@ def test_a_blocked_loop_is_told_apart_with_its_stack() -> None:
     report = report_of(step_of(*requests, standstills=[stall, Standstill("run", 12.0, 20.0)]))
     finding = report.findings[0]
     assert (finding.cause, finding.seconds) == ("blocked_loop", pytest.approx(30))
-    assert "the event loop of the run process stood still for 30 s, last in parse.py:12 wait" in finding.sentence
+    assert "the event loop of the run process was blocked for 30 s, last in parse.py:12 wait" in finding.sentence
 
 
 def test_a_request_that_a_blocked_loop_held_up_says_so() -> None:

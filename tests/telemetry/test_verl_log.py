@@ -287,7 +287,7 @@ def test_without_a_total_it_is_from_the_first_start_to_the_last_end_and_that_is_
     report = analyse(load(folder))
     assert report.steps[0].seconds == pytest.approx(37)
     assert report.notes == [
-        "1 of 1 steps log no total_step_duration: each counts from its first start to its last end."
+        "1 of 1 steps have no total_step_duration in the log: each is counted from its first start to its last end."
     ]
 
 
@@ -311,14 +311,14 @@ def test_broken_lines_and_wrong_times_are_left_out_counted_and_named(write: Writ
     assert report.num_problems == 8
     assert [problem.split(": ", 1)[0] for problem in report.problems] == [f"{file}:{number}" for number in range(2, 10)]
     assert [problem.split(": ", 1)[1] for problem in report.problems] == [
-        "not whole, or no JSON",
-        "duration_sec is -1.0",
-        "duration_sec is nan",
-        "duration_sec is inf",
-        "timestamp is no ISO time: 'yesterday'",
-        "names no event",
+        "not a complete line of JSON",
+        "duration_sec is out of range: -1.0",
+        "duration_sec is out of range: nan",
+        "duration_sec is out of range: inf",
+        "timestamp must be an ISO time (got 'yesterday')",
+        "has no event name",
         "not an object",
-        "duration_sec is no number: 'long'",
+        "duration_sec must be a number (got 'long')",
     ]
     assert set(report.phase_shares) == {"async_generate", "sorting"}
 

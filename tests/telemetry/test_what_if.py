@@ -112,7 +112,7 @@ def test_a_peak_that_only_one_of_seven_runs_has_does_not_come_from_the_data(tmp_
         reports.append(analyse(load(write_log(tmp_path / f"run{run}", steps))))
     found = compare(reports)
     assert [run.outlier_steps for run in found.runs] == [[], [], [], ["5"], [], [], []]
-    (peak,) = [text for text in found.sentences if "does not come from the data" in text]
+    (peak,) = [text for text in found.sentences if "the data is not the cause" in text]
     assert peak.startswith("Step 5 took ")
     assert "in run3 and " in peak
 

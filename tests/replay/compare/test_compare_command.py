@@ -312,6 +312,6 @@ def test_code_that_cannot_be_loaded_is_refused_in_the_words_of_the_check(
 
 def test_a_source_that_is_none_is_refused(forebay: Forebay, tmp_path: Path) -> None:
     (tmp_path / "notes.fbr").write_text("no recording")
-    assert "is no recording" in forebay("compare", tmp_path / "notes.fbr").err
+    assert "is not a recording" in forebay("compare", tmp_path / "notes.fbr").err
     missing = forebay("compare", tmp_path / "missing.fbr")
     assert (missing.code, "there is no recording" in missing.err) == (1, True)

@@ -60,5 +60,5 @@ async def test_what_its_function_was_given_then_it_is_given_now_or_it_is_not_ask
 
 def test_a_verifier_that_needs_the_folder_of_its_agent_is_refused(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text("def look(item):\n    return 1.0\nlook.needs_folder = True\n")
-    with pytest.raises(InvalidInput, match="looks into the folder of the agent"):
+    with pytest.raises(InvalidInput, match="reads the agent's folder"):
         open_rewarder(f"{tmp_path / 'judge.py'}:look", run_record())

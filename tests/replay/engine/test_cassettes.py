@@ -72,7 +72,7 @@ async def test_once_asks_the_engine_only_while_there_is_no_file(tmp_path: Path) 
             await asks_for_more()
         assert f"remove {file} to record again" in raised.value.hint
         assert len(upstream.calls) == 2
-    with pytest.raises(InvalidInput, match="record must be 'missing' or 'once', got 'always'"):
+    with pytest.raises(InvalidInput, match=r"record must be 'missing' or 'once' \(got 'always'\)"):
         RecordedEngine(file, upstream=NO_ENGINE, record="always")  # type: ignore[arg-type]
 
 

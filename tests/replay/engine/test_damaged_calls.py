@@ -103,7 +103,7 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
         pass
     assert (tmp_path / "run.fbr").read_bytes() == before
     with (
-        pytest.raises(NotRecorded, match="has no calls of an engine"),
+        pytest.raises(NotRecorded, match="has no engine calls"),
         RecordedEngine(tmp_path / "run.fbr").in_thread(),
     ):
         pass

@@ -67,7 +67,7 @@ async def test_none_is_given_twice_unless_again(tmp_path: Path) -> None:
                 refused = await post(engine.url, "/v1/chat/completions", {**SAYS, "rid": rid(1)})
                 assert refused.status_code == 422
 
-    with pytest.raises(NotRecorded, match=r"2 calls were not recorded.*-0001: it was recorded with 4 answers"):
+    with pytest.raises(NotRecorded, match=r"2 calls were not recorded.*-0001: all 4 answers recorded for it"):
         await once_too_often()
     async with RecordedEngine(file, again=True) as engine:
         for _ in range(3):

@@ -90,7 +90,7 @@ def test_a_damaged_body_costs_its_group_and_no_more_of_an_export(
     with Recording.open(path) as recording:
         assert [len(recording.samples(ids[name])) for name in ("small-0", "large-0")] == [3, 3]
         for group_id in lost:
-            with pytest.raises(RecordingDamaged, match="its samples were left out when it was exported: a stored body"):
+            with pytest.raises(RecordingDamaged, match="its samples were skipped by the export: a stored body"):
                 recording.samples(group_id)
 
     judged = json.loads(forebay("compare", path, "--json").out)

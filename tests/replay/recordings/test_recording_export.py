@@ -169,10 +169,10 @@ def test_what_a_newcomer_gets_wrong(server: ServerProcess, forebay: Forebay, tmp
         (["export", run.run_id, mine], 2, "exists"),
         (["export", "sms", tmp_path / "b.fbr"], 1, "sums"),
         (["export", run.run_id, tmp_path / "none" / "b.fbr"], 2, "there is no folder"),
-        (["show", mine], 1, "a.fbr is no recording"),
+        (["show", mine], 1, "a.fbr is not a recording"),
         (["show", tmp_path / "c.fbr"], 1, "there is no recording"),
         (["verify", tmp_path], 1, "there is no recording"),
-        (["diff", mine, run.run_id], 1, "a.fbr is no recording"),
+        (["diff", mine, run.run_id], 1, "a.fbr is not a recording"),
         (["diff", "sms", run.run_id], 1, "sums"),
     ]:
         outcome = forebay("recording", *arguments)
@@ -195,7 +195,7 @@ def test_a_reply_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
     encoder = RecordEncoder(run_record())
     head = encoder.run()
     failed = encoder.end(ForebayError("a body is gone", hint="check the disk"))
-    for content, text in [(head, "cut off"), (head + failed, "a body is gone"), (b"[]" * 100, "is no recording")]:
+    for content, text in [(head, "cut off"), (head + failed, "a body is gone"), (b"[]" * 100, "is not a recording")]:
         with pytest.raises(ForebayError, match=text):
             write_all(content, tmp_path / "a.fbr")
         assert list(tmp_path.iterdir()) == []

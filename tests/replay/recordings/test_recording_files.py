@@ -134,8 +134,8 @@ def test_a_damaged_row_ends_the_recording_at_its_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"SQLite format 3\0" * 100, "is no recording: it has an earlier format"),
-        (b"not a recording" * 100, "is no recording: it begins with no record"),
+        (b"SQLite format 3\0" * 100, "is not a recording: it has an earlier format"),
+        (b"not a recording" * 100, "is not a recording: it does not start with a record"),
     ],
 )
 def test_other_files_are_no_recordings(tmp_path: Path, content: bytes, message: str) -> None:
@@ -159,7 +159,7 @@ def test_a_recording_of_calls_alone_has_no_run(tmp_path: Path) -> None:
     (tmp_path / "calls.fbr").touch()
     with Recording.open(tmp_path / "calls.fbr") as recording:
         assert (recording.has_run, recording.num_calls, recording.verify()) == (False, 0, [])
-        with pytest.raises(NotRecorded, match="an engine's calls alone"):
+        with pytest.raises(NotRecorded, match="it may hold engine calls"):
             _ = recording.run
 
 

@@ -60,7 +60,7 @@ def test_a_step_that_is_not_there_is_told_with_those_that_are(steps: list[tuple[
 
 
 def test_a_run_that_nothing_went_out_of_has_no_step() -> None:
-    with pytest.raises(NotRecorded, match="no batch of it ever went out"):
+    with pytest.raises(NotRecorded, match="no batch was ever delivered"):
         chosen_batches([], [(1, 1)])
 
 

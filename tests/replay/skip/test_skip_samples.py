@@ -201,7 +201,7 @@ async def test_what_cannot_be_dumped_makes_nobody_wait(tmp_path: Path, caplog: p
     assert len(running) == 9
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
-    assert "training goes on" in warnings[0].getMessage()
+    assert "training continues" in warnings[0].getMessage()
     assert "register_codec" in warnings[0].getMessage()
 
 
@@ -337,7 +337,7 @@ def test_a_lock_dies_with_its_holder_is_no_forked_childs_and_is_named_where_it_t
         assert holder.stdout.readline() == "held\n"
         waiting.start()
         deadline = time.monotonic() + LIMIT_S
-        while "another call has it" not in caplog.text and time.monotonic() < deadline:
+        while "another call holds it" not in caplog.text and time.monotonic() < deadline:
             waiting.join(0.01)
         assert (rollouts.calls, ".1.lock" in caplog.text) == ([], True)
         holder.kill()
