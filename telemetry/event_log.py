@@ -81,7 +81,7 @@ class EventLog:
                 size = os.fstat(fd).st_size
                 if os.write(fd, line) < len(line):
                     os.ftruncate(fd, size)
-                    raise OSError("only part of the line could be written")
+                    raise OSError("only part of a line was written")
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)
 

@@ -102,7 +102,7 @@ def test_who_answers_and_judges_may_differ_and_is_told() -> None:
     told = may_differ(record(), payload)
     assert [each["field"] for each in told] == ["task_type", "difficulty"]
     assert "task_type was 'math' in the recording, now 'sums'" in in_words(told)
-    assert code_in_words({"judge.py": "g1"}, {"judge.py": "g2"}).endswith("recorded: judge.py")
+    assert code_in_words({"judge.py": "g1"}, {"judge.py": "g2"}).endswith("recording: judge.py")
     assert len(told[-1]["now"]) < 300
     assert may_differ(record(), PAYLOAD) == []
 

@@ -75,7 +75,7 @@ def test_a_second_turn_of_150_seconds_is_named_with_its_turn(report_of: Report) 
     assert (path.step, path.worker, path.request, path.turn, path.event) == ("3", "1", slow.request_id, 1, "engine")
     assert finding.sentence.startswith(
         f"Step 3: request {slow.request_id} (worker 1) in turn 2 of 2 waited {finding.seconds:,.0f} s "
-        "for an engine that gave nothing."
+        "for an engine that produced nothing."
     )
     (outlier,) = report.outliers
     turns = [turn["phases"]["engine"] for turn in outlier.turns]

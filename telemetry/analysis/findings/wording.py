@@ -6,7 +6,7 @@ from forebay.telemetry.numbers import seconds_text
 ADVICE = {
     "long_answer": "Lower max_tokens, or wait for fewer requests: the what-if table shows what either saves.",
     "slow_rate": "Check the load of that engine at that time, and what else runs on its GPU.",
-    "stalled_engine": "Check that engine's log at that time: it produced nothing, idle or busy with something else.",
+    "stalled_engine": "Check that engine's log at that time: it was idle, or busy with something else.",
     "queue": "Run more rollouts at once (num_process), or allow more in the buffer or at the engine.",
     "engine_away": "Check that engine's log for a crash or restart, unless the run had just begun to look for it.",
     "hold": "The trainer had paused the engines or not yet announced its weights.",

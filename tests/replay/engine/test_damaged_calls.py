@@ -110,7 +110,7 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be written"), EngineRecorder(tmp_path, "http://a").in_thread():
         pass
     for wrong in (lambda: RecordedEngine(file, -1.0), lambda: RecordedEngine(file, float("nan"))):
-        with pytest.raises(InvalidInput, match="speed must be a number"):
+        with pytest.raises(InvalidInput, match="speed must be a finite number"):
             wrong()
     with pytest.raises(InvalidInput, match="not the address of an engine"):
         EngineRecorder(file, "ftp://engine")

@@ -64,7 +64,7 @@ async def test_a_recorder_that_ends_in_the_middle_of_calls_tells_what_it_kept(
             await stream
         await engine.wait_in_flight(0, timeout_s=LIMIT_S)
     assert (code, errors) == (0, "")
-    assert (refused.status_code, "broken off" in refused.json()["error"]["message"]) == (503, True)
+    assert (refused.status_code, "shutting down" in refused.json()["error"]["message"]) == (503, True)
     with Recording.open(file) as recording:
         kept = recording.num_calls
         assert [call.reply.body.decode() for call in recording.calls() if call.request.method == "POST"] == [answer]

@@ -163,7 +163,7 @@ async def test_a_miss_tells_the_nearest_request_and_the_first_difference(
         assert said in message
         assert engine.misses == [message]
         elsewhere = (await post(engine.url, "/v1/completions", {"prompt": "x"})).json()["error"]["message"]
-        assert "nothing was recorded for this path, but for /v1/chat/completions" in elsewhere
+        assert "nothing was recorded for this path, only for /v1/chat/completions" in elsewhere
         engine.misses.clear()
 
 

@@ -42,7 +42,7 @@ def test_a_frame_that_unfolds_to_more_than_there_is_room_for_is_not_unfolded(tmp
     rewrite(path, inflated)
     with Recording.open(path) as recording:
         assert recording.bodies(recording.samples(group_record(1).group_id))
-        with pytest.raises(RecordingDamaged, match=r"to hold 107,374,182,400 bytes: more than .* are never written"):
+        with pytest.raises(RecordingDamaged, match=r"it claims 107,374,182,400 bytes: more than .* are never written"):
             recording.bodies(recording.samples(group_record(2).group_id))
         assert [each.place for each in recording.verify()] == [f"group {group_record(2).group_id}"]
 

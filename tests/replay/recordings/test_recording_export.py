@@ -103,7 +103,7 @@ def test_steps_choose_what_is_exported(server: ServerProcess, forebay: Forebay, 
         assert [group.instance_id for group in recording.groups("12")] == ["12.0", "12.1"]
         assert recording.made.steps == "10,12"
         assert recording.verify() == []
-    for steps, code, text in [("9-12", 1, "step 9 is not recorded: there are 10-12"), ("x", 2, "neither a step nor")]:
+    for steps, code, text in [("9-12", 1, "step 9 is not recorded: recorded steps: 10-12"), ("x", 2, "neither a step nor")]:
         outcome = forebay("recording", "export", run.run_id, tmp_path / "b.fbr", "--steps", steps)
         assert (outcome.code, text in outcome.err) == (code, True), outcome
     assert_error(run.client.get(f"{run.path}/recording?steps=9"), 404, "not_recorded", "steps")
@@ -125,7 +125,7 @@ def test_bodies_that_are_gone_are_told_with_the_steps_that_are_left(
         )
     )
     error = assert_error(run.client.get(f"{run.path}/recording"), 409, "bodies_gone")
-    left = error["hint"].partition("these steps: ")[2]
+    left = error["hint"].partition("still complete: ")[2]
     assert left.endswith("4")
     outcome = forebay("recording", "export", run.run_id, tmp_path / "a.fbr")
     assert outcome.code == 1

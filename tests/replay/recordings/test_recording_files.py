@@ -229,7 +229,7 @@ def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
     content = path.read_bytes()
     for num_bytes in (1, 50, 1_000, len(content) // 2, len(content) - 80, len(content) - 1):
         path.write_bytes(content[:num_bytes])
-        with pytest.raises(RecordingDamaged, match=r"a\.fbr is cut off: after [\d,]+ bytes"):
+        with pytest.raises(RecordingDamaged, match=r"a\.fbr is cut off: its last record is missing after [\d,]+ bytes"):
             Recording.open(path)
     path.write_bytes(content + b"\n")
     with pytest.raises(RecordingDamaged):

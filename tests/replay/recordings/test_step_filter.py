@@ -49,8 +49,8 @@ def test_a_group_that_went_out_twice_is_meant_once() -> None:
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([(7, 7)], "step 7 is not recorded: there are 1-3,5"),
-        ([(0, 2), (5, 9)], "steps 0,9 are not recorded: there are 1-3,5"),
+        ([(7, 7)], "step 7 is not recorded: recorded steps: 1-3,5"),
+        ([(0, 2), (5, 9)], "steps 0,9 are not recorded: recorded steps: 1-3,5"),
     ],
 )
 def test_a_step_that_is_not_there_is_told_with_those_that_are(steps: list[tuple[int, int]], message: str) -> None:

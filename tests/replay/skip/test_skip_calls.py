@@ -146,7 +146,7 @@ def test_generator_functions_are_refused_at_decoration() -> None:
         with pytest.raises(InvalidInput, match="is a generator"):
             SkipManager.annotate(role="rollout")(function)
     for nothing in (3, dict):
-        with pytest.raises(InvalidInput, match="no function"):
+        with pytest.raises(InvalidInput, match="not a function"):
             SkipManager.annotate(role="rollout")(nothing)  # type: ignore[type-var]
 
 

@@ -100,7 +100,7 @@ def test_online_without_extract_step_is_refused_at_registration() -> None:
     class Online(BaseSkip):
         support_online_step = True
 
-    with pytest.raises(InvalidInput, match="no extract_step"):
+    with pytest.raises(InvalidInput, match="lacks extract_step"):
         register_skip("online")(Online)
     assert "online" not in SKIP_REGISTRY
 
@@ -109,7 +109,7 @@ def test_a_second_class_for_a_role_is_refused() -> None:
     class Second(RolloutSkip):
         pass
 
-    with pytest.raises(InvalidInput, match="RolloutSkip already"):
+    with pytest.raises(InvalidInput, match="already has the class RolloutSkip"):
         register_skip("rollout")(Second)
     assert SKIP_REGISTRY["rollout"] is RolloutSkip
     assert register_skip("rollout")(RolloutSkip) is RolloutSkip
