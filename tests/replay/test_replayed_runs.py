@@ -252,7 +252,7 @@ def test_bodies_that_retention_removed(make_server: MakeServer) -> None:
     collect(server)
     reply = server.client.post("/v1/runs", json={"replay": recorded.run_id})
     error = assert_error(reply, 409, "bodies_gone")
-    assert error["hint"].endswith("these steps: 4-6")
+    assert error["hint"].endswith("still complete: 4-6")
     part = start_replay(server, {"source": recorded.run_id, "steps": "6"})
     until_ended(part)
     assert json.dumps(read_all(part, size=1)).count("step 6/") >= 2
@@ -278,7 +278,7 @@ def test_a_run_that_keeps_its_bodies_replays_whole_beside_one_that_does_not(make
     until_ended(whole)
     assert read_all(whole, size=1) == read[kept.run_id]
     error = assert_error(server.client.post("/v1/runs", json={"replay": other.run_id}), 409, "bodies_gone")
-    first = int(error["hint"].rpartition("these steps: ")[2].removesuffix("-8"))
+    first = int(error["hint"].rpartition("still complete: ")[2].removesuffix("-8"))
     assert 2 < first < 7, "there is room for some that no checkpoint needs"
     part = start_replay(server, {"source": other.run_id, "steps": f"{first}-8"})
     until_ended(part)
