@@ -1,6 +1,6 @@
 """When the requests of a step ended: the share that has ended over time, and stretches in which none ended.
 
-In a gap, other requests should have ended: the worker was paused or slow.
+In a gap, other requests should have ended: the worker was stalled or slow.
 """
 
 from collections import defaultdict

@@ -139,7 +139,7 @@ class Gap(msgspec.Struct, kw_only=True):
     rate_after: float
     """Requests per second."""
     is_standstill: bool
-    """Whether both rates agree within a quarter: then the worker was paused, otherwise slow."""
+    """Whether both rates agree within a quarter: then the worker was stalled, otherwise slow."""
 
 
 class OutlierRequest(msgspec.Struct, kw_only=True):

@@ -77,7 +77,7 @@ def gap_table(gaps: Sequence[Gap]) -> TableBlock:
 def _gap_row(gap: Gap) -> list[Cell]:
     times = [seconds_text(each) for each in (gap.begin_s, gap.end_s, gap.end_s - gap.begin_s)]
     rates = [f"{number_text(rate)} /s" for rate in (gap.rate_before, gap.rate_after)]
-    verdict = "was paused" if gap.is_standstill else "was slow"
+    verdict = "was stalled" if gap.is_standstill else "was slow"
     return [gap.step, gap.worker, *times, number_text(gap.num_before), number_text(gap.num_after), *rates, verdict]
 
 

@@ -148,7 +148,7 @@ def test_a_worker_that_was_silent_from_25_to_175_seconds_stood_still(report_of: 
     assert (finding.cause, finding.path.worker, finding.path.event) == ("stalled_engine", "0", "engine")
     assert finding.seconds == pytest.approx(150, rel=0.01)
     assert "worker 0 ended nothing from 25 s to 175 s (150 s)" in finding.sentence
-    assert "it was paused" in finding.sentence
+    assert "it was stalled" in finding.sentence
 
 
 def test_a_worker_that_goes_on_at_another_rate_was_slow(report_of: Report) -> None:

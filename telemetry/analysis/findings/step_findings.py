@@ -101,7 +101,7 @@ def _longest_by_place(gaps: Sequence[Gap]) -> list[Gap]:
 def _of_gap(step: ProfileStep, summary: StepSummary, gap: Gap, gaps: Sequence[Gap]) -> Finding:
     same = [other for other in gaps if other.worker == gap.worker]
     seconds = sum(other.end_s - other.begin_s for other in same)
-    what = "was paused" if gap.is_standstill else "was slow"
+    what = "was stalled" if gap.is_standstill else "was slow"
     text = (
         f"worker {gap.worker} ended nothing from {seconds_text(gap.begin_s)} to {seconds_text(gap.end_s)} "
         f"({seconds_text(gap.end_s - gap.begin_s)}), between {gap.rate_before:.1f} requests a second before "
