@@ -1,18 +1,18 @@
-"""The words that every part of Forebay shares. Imports nothing of ours; only ``settings`` and ``run`` load slowly.
+"""Types and helpers that all of Forebay shares; imports nothing else of it. Only ``settings`` and ``run`` load slowly.
 
-Words
-    ``ids``, ``group`` (states, transitions, reasons), ``run`` (and in ``starts`` what it is started with),
-    ``outcome``, ``weight_versions``, ``task_row`` (an instance, out of a line of the input file),
-    ``scheduling`` (policies, and what they are told), ``errors`` (each with a code, a status and a hint), ``settings``
-    (those of the server).
+Vocabulary
+    ``ids``, ``group`` (states, transitions, reasons), ``run`` (with ``starts``: its start parameters), ``outcome``,
+    ``weight_versions``, ``task_row`` (an instance, read from a line of the input file),
+    ``scheduling`` (policies and their inputs), ``errors`` (each with a code, a status and a hint), ``settings``
+    (the server's).
 Samples
-    ``sample`` reads the few fields of a body that are looked at on arrival, JSON or ``binary_sample``;
-    ``reward_place`` puts another reward into a stored body; ``batch_tensors`` lays a batch out as arrays, in the
+    ``sample`` reads the few fields that are needed on arrival, from JSON or ``binary_sample``;
+    ``reward_place`` replaces the reward in a stored body; ``batch_tensors`` arranges a batch as arrays, in the
     ``safetensors_format``.
-    ``records`` is how they lie on disk.
-Tools that have one implementation each
-    ``backoff`` (pauses between tries), ``tasks`` (tasks that run beside their starter), ``waiting`` (for news),
-    ``clock``, ``addresses``, ``fields`` (of a payload), ``child_process`` (death with the parent), ``processes``
+    ``records`` defines how they are stored on disk.
+Tools
+    ``backoff`` (pauses between retries), ``tasks`` (background tasks), ``waiting`` (for a change), ``clock``,
+    ``addresses``, ``fields`` (of a payload), ``child_process`` (ends with its parent), ``processes``
     (messages between a parent and its child),
-    ``files`` (nobody's but their owner's, and lasting), ``lazy_names`` (of packages whose modules load when needed).
+    ``files`` (private and durable), ``lazy_names`` (for packages whose modules load when needed).
 """

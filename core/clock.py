@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a component reads time from."""
+    """Source of the current time for a component."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start; never goes back."""
+        """Seconds from an arbitrary start; never decreases."""
         ...
 
     def wall(self) -> float:
@@ -28,7 +28,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until ``advance`` is called. For tests, ours and users'."""
+    """A clock that moves only when ``advance`` is called. For Forebay's tests and users' tests."""
 
     def __init__(self, now_s: float = 1_000.0) -> None:
         self._now_s = now_s
@@ -45,14 +45,14 @@ class ManualClock:
 
 
 class ActiveClock:
-    """A run's own time: counts while it is running, from what was counted before. Deadlines count in it."""
+    """Counts a run's active time, starting from ``counted_s``; deadlines are measured in it."""
 
     def __init__(self, clock: Clock, counted_s: float = 0.0) -> None:
         self._clock = clock
         self._counted_s = counted_s
         self._since_s: float | None = None
         self.on_change: Callable[[], object] = lambda: None
-        """Called when it begins to count, and when it begins to stand still."""
+        """Called whenever the clock starts or stops counting."""
 
     @property
     def is_running(self) -> bool:
@@ -65,8 +65,8 @@ class ActiveClock:
         return self._counted_s + self._clock.monotonic() - self._since_s
 
     def run(self, is_running: bool) -> None:
-        """Let it count, or let it stand still."""
-        # Asked again and again with the same answer, which must not begin a second count.
+        """Start or stop counting."""
+        # Called repeatedly with the same value, which must not start a second count.
         if is_running == self.is_running:
             return
         if is_running:

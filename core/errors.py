@@ -3,8 +3,8 @@
 ForebayError
 ├── InvalidInput (ValueError)            422  a body, a parameter or a setting is wrong
 ├── Unauthorized (PermissionError)       401  missing or wrong token or run key
-├── HostNotAllowed (PermissionError)     421  called by a name that is not this machine's
-├── ForeignOrigin (PermissionError)      403  a browser asks for a page of another site
+├── HostNotAllowed (PermissionError)     421  the request's Host is not a name of this machine
+├── ForeignOrigin (PermissionError)      403  a browser sent the request from another site's page
 ├── NotFound (LookupError)               404
 │   ├── RunNotFound
 │   ├── GroupNotFound
@@ -14,7 +14,7 @@ ForebayError
 │   ├── UnknownTaskType
 │   ├── GeneratorBroken
 │   └── InputRefused
-├── Conflict                             409  what is asked for contradicts what has happened
+├── Conflict                             409  the request conflicts with the current state
 │   ├── BatchAcked
 │   ├── LeaseLost
 │   ├── CheckpointConflict
@@ -22,21 +22,21 @@ ForebayError
 │   ├── EnginesPaused
 │   ├── PauseExpired
 │   └── WeightUpdateFailed
-├── RunEnded                             410  nothing will ever come from this run again
+├── RunEnded                             410  the run has ended and has nothing left to deliver
 ├── NoRun                                410  no run was started under this name
-├── RequestStalled (web)                 408  a client stopped in the middle of its request
+├── RequestStalled (web)                 408  the client stopped sending in the middle of its request
 ├── BodyTooLarge (ValueError)            413
 ├── HeadTooLarge (web)                   431
-├── BufferFull                           429  wait and try again
-├── StorageFailed (OSError)              507  the disk refused; nothing was acknowledged
-│   ├── EntryTooLarge                    413  more in one piece than the journal takes
-│   └── BodyUnreadable                        what is stored of a sample is gone or damaged
+├── BufferFull                           429  wait and retry
+├── StorageFailed (OSError)              507  the disk refused a write; nothing was acknowledged
+│   ├── EntryTooLarge                    413  one item is larger than the journal accepts
+│   └── BodyUnreadable                        a sample's stored body is missing or damaged
 ├── EngineError                          502  an engine answered with an error
-│   └── EngineUnavailable (ConnectionError)  503  nobody answers, or 502/503: wait, not a failed rollout
-├── NotRecorded, ReplayDiffers, RecordingDamaged (replay)  404, 409, 507: what a recording has, is of, or lost
-├── NotStorable, NoDump (replay)         422  a value that a dump cannot hold; 404: no dump to be loaded
-├── WorkerError (workers)                500  a worker group could not do what it was asked to
-├── HookFailed                           500  a user's hook raised, hung, died or answered nonsense
+│   └── EngineUnavailable (ConnectionError)  503  unreachable, or 502/503: the rollout waits and has not failed
+├── NotRecorded, ReplayDiffers, RecordingDamaged (replay)  404, 409, 507: the recording lacks it, differs, is damaged
+├── NotStorable, NoDump (replay)         422  the dump cannot hold this value; 404: there is no dump to load
+├── WorkerError (workers)                500  a worker group could not do what was requested
+├── HookFailed                           500  a user's hook raised, hung, died or returned an invalid result
 └── MissingExtra (ImportError)           501  an optional dependency is not installed
 """
 
@@ -45,7 +45,7 @@ from typing import ClassVar
 
 
 class ForebayError(Exception):
-    """Base of all. ``code`` is stable, ``status`` is the HTTP status, ``hint`` says what to do."""
+    """Base class. ``code`` is stable, ``status`` is the HTTP status, ``hint`` is the remedy."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
@@ -56,13 +56,13 @@ class ForebayError(Exception):
         self.hint = hint
         self.field = field
 
-    # Errors travel between processes. Pickle would call the class with ``args``, and subclasses take other arguments.
+    # Errors travel between processes. Pickle would call the class with ``args``, but subclasses take other arguments.
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.args, self.__dict__))
 
 
 def _rebuild(kind: type[ForebayError], args: tuple[object, ...], state: dict[str, object]) -> ForebayError:
-    # Past ``__init__``: what it made of its arguments is in ``args`` and in the state already.
+    # Skips ``__init__``: ``args`` and the state already hold its results.
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)
@@ -84,21 +84,21 @@ class Unauthorized(ForebayError, PermissionError):
 
 
 class HostNotAllowed(ForebayError, PermissionError):
-    """The request's ``Host`` is a name that a stranger may have let point here."""
+    """The request's ``Host`` is not a name of this machine, so it may be a DNS rebinding attack."""
 
     code = "host_not_allowed"
     status = 421
 
 
 class ForeignOrigin(ForebayError, PermissionError):
-    """A browser sent this request for a page of another site."""
+    """A browser sent this request from another site's page."""
 
     code = "foreign_origin"
     status = 403
 
 
 class NotFound(ForebayError, LookupError):
-    """Nothing has this id."""
+    """No object has this id."""
 
     code = "not_found"
     status = 404
@@ -125,7 +125,7 @@ class GroupNotFound(NotFound):
 
 
 class BatchNotFound(NotFound):
-    """The run never handed out a batch with this id."""
+    """The run has never issued a batch with this id."""
 
     code = "batch_not_found"
 
@@ -136,108 +136,108 @@ class BatchNotFound(NotFound):
 
 
 class CheckpointNotFound(NotFound):
-    """The run has no checkpoint of this step. ``known`` are those that it has."""
+    """The run has no checkpoint for this step. ``known`` lists the steps that have one."""
 
     code = "checkpoint_not_found"
 
     def __init__(self, run_id: str, step: int, known: Sequence[int]) -> None:
         super().__init__(
             f"run {run_id!r} has no checkpoint of step {step}; known steps: {', '.join(map(str, known)) or 'none'}",
-            hint="rewind to one of them, or with step null to before the first",
+            hint="rewind to one of them, or use step null to go back to before the first",
         )
         self.known = list(known)
 
 
 class Conflict(ForebayError):
-    """What is asked for contradicts what has happened meanwhile."""
+    """The request conflicts with the current state."""
 
     code = "conflict"
     status = 409
 
 
 class BatchAcked(Conflict):
-    """The batch is acknowledged; it can neither be given back nor read again."""
+    """The batch is acknowledged, so it can no longer be released or read."""
 
     code = "batch_acked"
 
     def __init__(self, batch_id: str) -> None:
         super().__init__(
-            f"batch {batch_id!r} is acknowledged", hint="a rewind to an earlier checkpoint brings its groups back"
+            f"batch {batch_id!r} is acknowledged", hint="rewind to an earlier checkpoint to get its groups again"
         )
 
 
 class LeaseLost(Conflict):
-    """The batch's groups are no longer its reader's. ``reason`` says who has them."""
+    """The batch's groups no longer belong to its reader. ``reason`` says what happened to them."""
 
     code = "lease_lost"
 
     def __init__(self, batch_id: str, reason: str) -> None:
         super().__init__(
             f"batch {batch_id!r} is lost: {reason}",
-            hint="do not count it as trained: its groups go, or went, out in another batch",
+            hint="do not count it as trained: its groups are delivered in another batch",
         )
         self.reason = reason
 
 
 class CheckpointConflict(Conflict):
-    """A batch cannot be fixed to this step."""
+    """The batch cannot be assigned to this checkpoint."""
 
     code = "checkpoint_conflict"
 
 
 class BodiesGone(Conflict):
-    """Groups would have to be delivered once more of which only the columns are left. ``group_ids`` names them."""
+    """Groups cannot be redelivered because retention removed their bodies. ``group_ids`` lists them."""
 
     code = "bodies_gone"
 
     def __init__(self, group_ids: Sequence[str], *, hint: str = "") -> None:
         super().__init__(
-            f"{len(group_ids)} groups cannot be delivered once more: retention has removed their samples' bodies",
-            hint=hint or "keep_checkpoints of the run and max_journal_bytes of the server say how much is kept",
+            f"{len(group_ids)} groups cannot be redelivered: retention has removed their samples' bodies",
+            hint=hint or "raise the run's keep_checkpoints or the server's max_journal_bytes to keep more",
         )
         self.group_ids = list(group_ids)
 
 
 class EnginesPaused(Conflict):
-    """The engines stand still already, by another wish. ``run_id`` is the run for which they were paused."""
+    """The engines are already paused by another request. ``run_id`` is the run for which they were paused."""
 
     code = "engines_paused"
 
     def __init__(self, run_id: str, mode: str) -> None:
         super().__init__(
             f"the engines are paused for run {run_id!r} ({mode})",
-            hint=f"POST /v1/runs/{run_id}/engines/continue lets them go on",
+            hint=f"POST /v1/runs/{run_id}/engines/continue resumes them",
         )
         self.run_id = run_id
 
 
 class PauseExpired(Conflict):
-    """The engines went on by themselves after the pause's time limit, maybe with half of the new weights."""
+    """The engines resumed when the pause's time limit expired, possibly with only part of the new weights."""
 
     code = "pause_expired"
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(
-            f"the engines went on by themselves after {limit_s:g} s, before they were told to",
-            hint="pause them again with a longer limit_s, and give them the weights once more",
+            f"the engines resumed by themselves after {limit_s:g} s, before they were continued",
+            hint="pause them again with a longer limit_s, and load the weights again",
         )
 
 
 class WeightUpdateFailed(Conflict):
-    """A worker did not do what an update needs; the engines were asked to go on. ``worker`` is its address."""
+    """A weight update failed on a worker, so the engines were asked to resume. ``worker`` is its address."""
 
     code = "weight_update_failed"
 
     def __init__(self, what: str, worker: str, reason: str, num_failed: int = 1, num_workers: int = 1) -> None:
         super().__init__(
-            f"{what} failed at {num_failed} of {num_workers} engines, first at {worker}: {reason}",
-            hint="the engines go on, some perhaps with the new weights: update again before reading further",
+            f"{what} failed on {num_failed} of {num_workers} engines, first on {worker}: {reason}",
+            hint="the engines resume, some perhaps with the new weights: update again before reading further",
         )
         self.worker = worker
 
 
 class StartRefused(ForebayError, ValueError):
-    """A run cannot start as asked."""
+    """The run cannot start as requested."""
 
     code = "start_refused"
     status = 400
@@ -261,19 +261,19 @@ class UnknownTaskType(StartRefused):
 
 
 class GeneratorBroken(StartRefused):
-    """The generator file for this task type exists and cannot be used."""
+    """The generator file for this task type exists but cannot be used."""
 
     code = "generator_broken"
 
 
 class InputRefused(StartRefused):
-    """The input file cannot be read, or a row of it cannot be used."""
+    """The input file cannot be read, or one of its rows cannot be used."""
 
     code = "input_refused"
 
 
 class RunEnded(ForebayError):
-    """The run is over and everything it had was delivered."""
+    """The run has ended and everything in it was delivered."""
 
     code = "run_ended"
     status = 410
@@ -286,7 +286,7 @@ class RunEnded(ForebayError):
 
 
 class NoRun(ForebayError):
-    """Nothing was started under this name."""
+    """No run was started under this name."""
 
     code = "no_run"
     status = 410
@@ -297,19 +297,19 @@ class NoRun(ForebayError):
 
 
 class BodyTooLarge(ForebayError, ValueError):
-    """The body is over the limit; the rest of it was not read."""
+    """The body exceeds the limit; the rest was not read."""
 
     code = "body_too_large"
     status = 413
 
     def __init__(self, limit_bytes: int, setting: str = "max_body_bytes") -> None:
         super().__init__(
-            f"the body is larger than {limit_bytes} bytes", hint=f"send less at once, or raise {setting} of the server"
+            f"the body is larger than {limit_bytes} bytes", hint=f"send less per request, or raise the server's {setting}"
         )
 
 
 class BufferFull(ForebayError):
-    """No room for new groups until the trainer has read some."""
+    """The buffer has no room for new groups until the trainer reads some."""
 
     code = "buffer_full"
     status = 429
@@ -321,7 +321,7 @@ class BufferFull(ForebayError):
 
 
 class StorageFailed(ForebayError, OSError):
-    """The disk refused a write; nothing of the request was acknowledged."""
+    """The disk refused a write; nothing in the request was acknowledged."""
 
     code = "storage_failed"
     status = 507
@@ -337,7 +337,7 @@ class StorageFailed(ForebayError, OSError):
 
 
 class EntryTooLarge(StorageFailed):
-    """One piece of what is to be stored is larger than the journal takes; it takes everything else."""
+    """One item is larger than the journal accepts. Smaller items are still stored."""
 
     code = "entry_too_large"
     status = 413
@@ -346,12 +346,12 @@ class EntryTooLarge(StorageFailed):
         super().__init__(
             reason,
             what="this cannot be stored",
-            hint="send less in one request: a start, for example, fewer skip_instance_ids",
+            hint="send less in one request, for example fewer skip_instance_ids in a start",
         )
 
 
 class BodyUnreadable(StorageFailed):
-    """What is stored of a sample is gone or damaged, and will not come back by itself."""
+    """A sample's stored body is missing or damaged; only a backup can restore it."""
 
     code = "body_unreadable"
 
@@ -361,7 +361,7 @@ class BodyUnreadable(StorageFailed):
 
 
 class EngineError(ForebayError):
-    """An engine answered with an error; ``status_code`` is what it sent."""
+    """An engine answered with an error; ``status_code`` is the HTTP status it sent."""
 
     code = "engine_error"
     status = 502
@@ -372,14 +372,14 @@ class EngineError(ForebayError):
 
 
 class EngineUnavailable(EngineError, ConnectionError):
-    """Nobody answers at the engine's address, or it says 502/503. The rollout waits; it has not failed."""
+    """The engine is unreachable, or answers 502 or 503. The rollout waits; it has not failed."""
 
     code = "engine_unavailable"
     status = 503
 
 
 class HookFailed(ForebayError):
-    """A user's hook raised, hung, died or answered nonsense. ``traceback`` is what is kept with the group."""
+    """A user's hook raised, hung, died or returned an invalid result. ``traceback`` is stored with the group."""
 
     code = "hook_failed"
     status = 500

@@ -263,7 +263,7 @@ def test_a_name_that_is_none_is_told_at_the_start(tmp_path: Path, command: list[
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    assert "'http://other.test' is no host name" in done.stderr
+    assert "'http://other.test' is not a host name" in done.stderr
     assert "Traceback" not in done.stderr
 
 
