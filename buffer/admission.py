@@ -1,9 +1,9 @@
-"""A write: whether there is room for a sample, where it belongs, and when its writer may be answered.
+"""A write: whether there is room for a sample, where it belongs, and when its writer is answered.
 
-What decides, in this order: an uid that came before is a duplicate (how far back that is known says
-``evicted_rows.py``, which looks up what memory lacks); a run that has ended takes its samples as late;
-a full buffer takes only what belongs to open groups; then the sample finds its group (a member), or none (late,
-surplus). All of it is decided in memory at once, and answered when the disk has it.
+The rules, in this order: a known uid is a duplicate (``evicted_rows.py`` defines how long uids are known, and
+looks up what memory lacks); samples of an ended run are late;
+a full buffer accepts only samples of open groups; otherwise the sample joins its group (member), or none (late,
+surplus). Everything is decided in memory at once, and answered when the disk has it.
 """
 
 from asyncio import Future, get_running_loop
@@ -30,16 +30,16 @@ from forebay.core.waiting import Deadline, finish
 
 @dataclass(slots=True)
 class Receipt:
-    """What became of a sample, which holds once ``stored`` is done. That raises ``StorageFailed``."""
+    """The outcome of a sample, final once ``stored`` completes. That raises ``StorageFailed``."""
 
     uid: str
     outcome: Outcome
     is_failed: bool
     stored: "Future[None]"
     is_duplicate: bool = False
-    """Whether the uid came before; then only the store knows what became of it."""
+    """Whether the uid was known; then only the store has the first sample's outcome."""
     row: SampleRow | None = None
-    """Where it was put; None for a duplicate."""
+    """The stored row; None for a duplicate."""
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 Place = Callable[[Groups, Incoming, float], Placement]
-"""Decides where a sample belongs, at the active seconds that it is given."""
+"""Decides where a sample belongs, given the run's active seconds."""
 
 
 def write(buffer: RunBuffer, sample: Incoming, decide: Place | None = None) -> Receipt:
@@ -65,14 +65,14 @@ def write(buffer: RunBuffer, sample: Incoming, decide: Place | None = None) -> R
         raise StorageFailed(AHEAD)
     if sample.uid in buffer.uids:
         return _write_duplicate(buffer, sample)
-    buffer.store.check_room()  # before memory knows of the sample: it would be ahead of the disk
+    buffer.store.check_room()  # first, or memory would be ahead of the disk
     note_sample(buffer.run, sample)
     now_s = buffer.active.now_s()
     if buffer.run.has_ended:
         late = buffer.groups.new_row(sample.instance_id, sample.epoch or 0, now_s)
         slot = -1 if sample.slot is None else sample.slot
         return _store(buffer, sample, _row(buffer, sample, late, slot, "late", now_s))
-    # After the duplicates, which take no room, and before a group is opened.
+    # After duplicates, which take no room, and before a group is opened.
     check_room(buffer, sample.instance_id, sample.epoch, now_s)
     placement = (decide or place)(buffer.groups, sample, now_s)
     group = placement.group.row
@@ -80,7 +80,7 @@ def write(buffer: RunBuffer, sample: Incoming, decide: Place | None = None) -> R
     kept: Sample | None = None
     if placement.outcome == "member":
         kept = Sample(row, None, sample.body, head_of(sample.body))
-        # In its group at once: a group may be full, judged and leased before the disk has its last sample.
+        # Added to its group at once: a group may be full, judged and leased before the disk has its last sample.
         buffer.groups.add(placement.group, kept, now_s)
         placement.group.last_sample_at_s = monotonic()
         buffer.window.add(placement.group, kept)
@@ -92,9 +92,9 @@ def write(buffer: RunBuffer, sample: Incoming, decide: Place | None = None) -> R
 
 
 async def write_when_room(buffer: RunBuffer, sample: Incoming, wait_s: float) -> Receipt:
-    """As ``write`` for slime's routes: looks up what memory does not know, and waits up to ``wait_s`` seconds for room.
+    """Write a sample for slime's routes: looks up what memory lacks, and waits up to ``wait_s`` seconds for room.
 
-    Without an epoch, the same uid with another body is another sample. Raises ``BufferFull`` after ``wait_s``.
+    Without an epoch, the same uid with a different body is a new sample. Raises ``BufferFull`` after ``wait_s``.
     """
     deadline: Deadline | None = None
     while True:
@@ -106,13 +106,13 @@ async def write_when_room(buffer: RunBuffer, sample: Incoming, wait_s: float) ->
             return write(buffer, sample)
         except BufferFull:
             deadline = deadline or Deadline(wait_s)
-            # All who wait are woken by each piece of news, in the order in which they came; the first take the room.
+            # Each change wakes all waiters in order of arrival, so the first ones take the room.
             if not await deadline.wait(buffer.news):
                 raise
 
 
 async def announce(buffer: RunBuffer, opened: Sequence[tuple[InstanceId, int]]) -> None:
-    """Open groups before their first sample, so that their deadlines count; those that are there age again.
+    """Open groups before their first sample, so that their deadlines count; existing ones age again.
 
     Raises ``BufferFull``, ``RunEnded``.
     """
@@ -127,11 +127,11 @@ async def announce(buffer: RunBuffer, opened: Sequence[tuple[InstanceId, int]]) 
     for instance_id, epoch in opened:
         known = buffer.groups.by_id.get(group_id(instance_id, epoch))
         if known is None:
-            if not rows:  # an announced group takes no room: what holds for the first holds for all
+            if not rows:  # an announced group takes no room, so one check covers all
                 check_room(buffer, instance_id, epoch, now_s)
             rows.append(buffer.groups.open(instance_id, epoch, now_s).row)
             buffer.uids.learn(group_id(instance_id, epoch), ())
-        elif buffer.groups.set_busy(known, now_s):  # a new process goes on with it
+        elif buffer.groups.set_busy(known, now_s):  # a new process continues it
             again.append(known.row)
     if rows:
         buffer.last_progress_s, buffer.is_stalled = now_s, False
@@ -145,9 +145,9 @@ async def announce(buffer: RunBuffer, opened: Sequence[tuple[InstanceId, int]]) 
 def _store(
     buffer: RunBuffer, sample: Incoming, row: SampleRow, kept: Sample | None = None, changed: Sequence[Row] = ()
 ) -> Receipt:
-    """``kept`` is what memory has of it, and of its body until the disk has it; ``changed`` is stored with it."""
+    """Store a sample. ``kept`` is its copy in memory, with its body until that is stored; ``changed`` goes with it."""
     uid, key, outcome, is_failed, counts = row.uid, row.group_id, row.outcome, row.reward is None, buffer.counts
-    # Before the disk has it: the same uid may come again in the same turn of the loop.
+    # Before the disk has it, because the same uid may arrive again in the same turn of the loop.
     buffer.uids.add(uid, key)
     if kept is None and key not in buffer.groups.by_id:
         buffer.uids.mark_done(key)
@@ -158,7 +158,7 @@ def _store(
         buffer.rewards.note(row.reward)
     if buffer.run.has_ended:
         changed = buffer.run_rows()
-    # Known as pending before it is submitted: a store without a disk is done at once.
+    # Pending before it is submitted, because a store without a disk completes at once.
     buffer.pending[uid] = stored = get_running_loop().create_future()
     buffer.store.submit([row, *changed], sample.body, partial(_store_done, buffer, uid, stored, kept))
     return Receipt(uid, outcome, is_failed, stored, row=row)
@@ -177,7 +177,7 @@ def _store_done(
     if error is not None:
         buffer.fail()
     elif kept is not None:
-        # Not before: until the disk has the body, a read takes it from memory.
+        # Not earlier: until the disk has the body, a read takes it from memory.
         kept.location, kept.body = location, None
     finish(stored, None, error)
 
@@ -187,7 +187,7 @@ def _row(buffer: RunBuffer, sample: Incoming, group: GroupRow, slot: int, outcom
     return SampleRow(
         run_id=buffer.run.run_id,
         uid=sample.uid,
-        # The group's: its samples share one in memory.
+        # The group's own object: its samples share one in memory.
         instance_id=group.instance_id,
         group_id=group.group_id,
         epoch=group.epoch,
@@ -220,7 +220,7 @@ def check_room(buffer: RunBuffer, instance_id: InstanceId, epoch: int | None, no
         what = f"{groups.num_live_bytes} bytes, max_buffer_bytes is {settings.max_buffer_bytes}"
     else:
         return
-    # What belongs to an open group always goes in, however full it is: only whole groups ever make room.
+    # A sample of an open group is always accepted, however full the buffer: only complete groups ever free room.
     if epoch is not None:
         needs_group = group_id(instance_id, epoch) not in groups.by_id
     else:
@@ -233,9 +233,9 @@ def check_room(buffer: RunBuffer, instance_id: InstanceId, epoch: int | None, no
 
 
 def _write_duplicate(buffer: RunBuffer, sample: Incoming) -> Receipt:
-    """A uid that came before is acknowledged and ignored, once the disk has the first."""
+    """Acknowledge and ignore a known uid, once the disk has the first sample."""
     buffer.counts["duplicate"] += 1
-    # It is one of those that a restarted process sends again: one surplus sample less is to come.
+    # A restarted process has resent this one, so one surplus sample fewer is due.
     for group in buffer.groups.by_instance.get(sample.instance_id, ()):
         if sample.uid in group.repeats and group.row.surplus_due > 0:
             group.repeats.discard(sample.uid)
@@ -251,9 +251,9 @@ def _write_duplicate(buffer: RunBuffer, sample: Incoming) -> Receipt:
 
 
 async def expect_repeats(buffer: RunBuffer) -> None:
-    """A generator that sends no slots was restarted: it sends the samples of incomplete groups once more.
+    """Prepare for a restarted generator without slots: it resends the samples of incomplete groups.
 
-    Some have the same uid, and are duplicates; of the others, so many are surplus.
+    Those with the same uid are duplicates; of the others, that number is surplus.
     """
     changed: list[GroupRow] = []
     groups = buffer.groups
@@ -261,7 +261,7 @@ async def expect_repeats(buffer: RunBuffer) -> None:
         is_incomplete = group.state is GroupState.OPEN and not groups.is_full(group)
         group.repeats = {sample.row.uid for sample in group.samples if not sample.row.fork} if is_incomplete else set()
         if group.row.surplus_due != len(group.repeats):
-            # Samples get new uids if the generator draws them by chance: what counts is how many come.
+            # Samples get new uids if the generator draws them at random, so only their number counts.
             group.row.surplus_due = len(group.repeats)
             changed.append(group.row)
     if changed:
@@ -272,17 +272,17 @@ async def expect_repeats(buffer: RunBuffer) -> None:
 
 
 def place(groups: Groups, sample: Incoming, now_s: float) -> Placement:
-    """Decide where a sample belongs, opening a group where that is needed."""
+    """Decide where a sample belongs, opening a group if needed."""
     if sample.epoch is None:
         return _place_next(groups, sample.instance_id, now_s)
     return _place_at(groups, sample, sample.epoch, now_s)
 
 
 def _place_at(groups: Groups, sample: Incoming, epoch: int, now_s: float) -> Placement:
-    """For a writer that sends epoch, and mostly slot: these decide."""
+    """Place a sample with an epoch, and mostly a slot, which decide."""
     slot, size = sample.slot, groups.settings.group_size
     if slot is not None and slot >= size and group_id(sample.instance_id, epoch) not in groups.by_id:
-        # A sample that can be in no group opens none.
+        # A sample that fits no group opens none.
         return Placement(SampleGroup(groups.new_row(sample.instance_id, epoch, now_s)), slot, "surplus")
     group = groups.open(sample.instance_id, epoch, now_s)
     if group.state is not GroupState.OPEN:
@@ -292,7 +292,7 @@ def _place_at(groups: Groups, sample: Incoming, epoch: int, now_s: float) -> Pla
     if slot >= size:
         return Placement(group, slot, "surplus")
     if sample.fork:
-        # A fork shares its slot with the main sample of its own rollout, whichever of the two comes first.
+        # A fork shares its slot with the main sample of its rollout, whichever arrives first.
         mains = (other.row for other in group.samples if other.row.slot == slot and not other.row.fork)
         is_of_another = any(main.rollout_id != sample.rollout_id for main in mains)
         return Placement(group, slot, "surplus" if is_of_another else "member")
@@ -301,7 +301,7 @@ def _place_at(groups: Groups, sample: Incoming, epoch: int, now_s: float) -> Pla
 
 
 def _place_next(groups: Groups, instance_id: InstanceId, now_s: float) -> Placement:
-    """For a writer that sends no epoch: its samples fill one group after the other."""
+    """Place a sample without an epoch: such samples fill one group after another."""
     known = groups.by_instance.get(instance_id, [])
     home = _next_home(groups, known, now_s)
     if home is None:
@@ -317,7 +317,7 @@ def _place_next(groups: Groups, instance_id: InstanceId, now_s: float) -> Placem
 
 
 def _next_home(groups: Groups, known: Sequence[SampleGroup], now_s: float) -> SampleGroup | None:
-    """The group that takes the next sample of a writer which sends no epoch; None when a new one must open."""
+    """The group for the next sample of a writer without epochs; None if a new one must open."""
     for group in known:
         if group.state is GroupState.OPEN and not groups.is_full(group):
             return group
@@ -328,9 +328,9 @@ def _next_home(groups: Groups, known: Sequence[SampleGroup], now_s: float) -> Sa
 
 
 def _awaits_straggler(groups: Groups, row: GroupRow, now_s: float) -> bool:
-    """Whether a sample may still be one that the group, closed short, did without: it must not begin the next epoch.
+    """Whether a sample may belong to this group, which closed incomplete, instead of starting the next epoch.
 
-    Each empty slot has one, for a while. What comes beyond is of another pass over the input.
+    Each empty slot awaits one sample for a while. Further samples belong to another pass over the input.
     """
     settings = groups.settings
     if row.closed_s is None or now_s - row.closed_s > settings.group_timeout_seconds:

@@ -1,8 +1,8 @@
 """Which batches were handed out, which checkpoint holds them, and what a rewind undoes. Pure: time is an argument.
 
-Batches about which nobody has anything more to say, but by a rewind or a resume, leave memory, the oldest first; the
-store has them (``evicted_rows.py``). Those stay that are with a trainer, or may still be acknowledged, and in a run
-that uses checkpoints those that its last one holds and, for the next one, those that none holds.
+Batches that only a rewind or a resume can still change are evicted from memory, oldest first; the store keeps them
+(``evicted_rows.py``). Leased batches and those that may still be acknowledged stay. A run that uses checkpoints also
+keeps the batches of its last checkpoint and, for the next one, those that no checkpoint holds.
 """
 
 import secrets
@@ -15,40 +15,40 @@ from forebay.core.group import BatchState
 from forebay.core.records.rows import BatchRow, CheckpointRow
 
 OUTSTANDING = frozenset({BatchState.LEASED, BatchState.ACKED, BatchState.EXPIRED})
-"""The states in which a trainer has used a batch, or may still say that it has."""
+"""States in which a trainer has used a batch, or may still report that it has."""
 IN_MEMORY = frozenset({BatchState.LEASED, BatchState.EXPIRED})
-"""The states in which a batch never leaves memory."""
+"""States in which a batch is never evicted from memory."""
 REMEMBERED_REQUESTS = 4_096
-"""Of so many of a run's last requests it is known which batch they got."""
+"""Number of recent request ids per run whose batch is known."""
 
 
 class RewoundRows(NamedTuple):
-    """What a rewind takes back."""
+    """The batches and checkpoints that a rewind undoes."""
 
     batches: list[BatchRow]
     checkpoints: list[CheckpointRow]
 
 
 class Batches:
-    """The checkpoints of one run, and its batches as far as they are in memory."""
+    """One run's checkpoints, and its batches that are in memory."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.by_id: dict[str, BatchRow] = {}
         self.is_complete = True
-        """Whether none of them is in the store alone."""
+        """Whether all batches are in memory."""
         self._by_request: dict[str, str] = {}
         self._num_rows = 0
-        """The rows of the batches in memory, and one for each batch."""
+        """The rows of the batches in memory, plus one for each batch."""
         self._next_look = 0
-        """With so many of them it is looked which batches may go."""
+        """Size of ``_num_rows`` at which eviction is considered again."""
         self.uses_checkpoints = False
-        """Whether there ever was a checkpoint."""
+        """Whether there has ever been a checkpoint."""
         self._checkpoints: dict[int, CheckpointRow] = {}
         self._last_number = 0
 
     def restore(self, checkpoints: Iterable[CheckpointRow]) -> None:
-        """Take over the checkpoints that are stored. Each batch is added afterwards, in the order of their numbers."""
+        """Load the stored checkpoints. Batches are added afterwards, ordered by number."""
         rows = list(checkpoints)
         self.uses_checkpoints = bool(rows)
         self._checkpoints = {row.step: row for row in rows if not row.is_forgotten}
@@ -56,31 +56,31 @@ class Batches:
     # --- batches
 
     def new_id(self) -> tuple[int, str]:
-        """The number and the id of the next batch."""
+        """Return the number and the id of the next batch."""
         self._last_number += 1
-        # The number gives the order; the rest keeps ids of a lost journal from coming again.
+        # The number gives the order; the random part makes ids of a lost journal unique.
         return self._last_number, f"batch-{self._last_number:06d}-{secrets.token_hex(4)}"
 
     def add(self, row: BatchRow) -> None:
-        """Take in a batch that was handed out."""
+        """Add a batch that was handed out."""
         self.recall(row)
         self._last_number = max(self._last_number, row.number)
         if row.request_id:
-            # A request id that is used again means its newest batch, and is as new as that.
+            # A reused request id means its newest batch, and is as recent as that batch.
             self._by_request.pop(row.request_id, None)
             self._by_request[row.request_id] = row.batch_id
             if len(self._by_request) > REMEMBERED_REQUESTS:
                 del self._by_request[next(iter(self._by_request))]
 
     def recall(self, row: BatchRow) -> None:
-        """Have a batch in memory again, as it is stored. One that is there stays as it is."""
+        """Load a stored batch into memory again; one that is in memory is unchanged."""
         if row.batch_id in self.by_id:
             return
         self.by_id[row.batch_id] = row
         self._num_rows += _size(row)
 
     def forget_oldest(self, limit: int) -> None:
-        """Let go of the oldest batches that may go, until those of them that are left have up to ``limit`` rows."""
+        """Evict the oldest evictable batches until the evictable ones have at most ``limit`` rows."""
         if self._num_rows < self._next_look:
             return
         last = max(self._checkpoints, default=0)
@@ -93,7 +93,7 @@ class Batches:
             del self.by_id[row.batch_id]
             self.is_complete = False
         self._num_rows = sum(map(_size, self.by_id.values()))
-        # Not at once again: those that must stay may be many.
+        # Not again soon: many batches may have to stay.
         self._next_look = self._num_rows + max(limit, self._num_rows) // 8
 
     def _may_go(self, row: BatchRow, last_step: int) -> bool:
@@ -102,51 +102,51 @@ class Batches:
         return not self.uses_checkpoints or (row.checkpoint_step is not None and row.checkpoint_step < last_step)
 
     def _in_order(self) -> list[BatchRow]:
-        # Those that were recalled stand behind newer ones.
+        # Recalled batches are behind newer ones in the dictionary.
         return sorted(self.by_id.values(), key=attrgetter("number"))
 
     def get(self, batch_id: str) -> BatchRow:
-        """The batch with this id, which must be in memory. Raises ``BatchNotFound``."""
+        """The batch with this id, which must be in memory. Raises ``BatchNotFound`` otherwise."""
         row = self.by_id.get(batch_id)
         if row is None:
             raise BatchNotFound(self.run_id, batch_id)
         return row
 
     def is_over(self, batch_id: str) -> bool:
-        """Whether nobody has anything to say about the batch any more, but by a rewind; or it is not in memory."""
+        """Whether only a rewind can still change the batch, or it is not in memory."""
         row = self.by_id.get(batch_id)
         return row is None or row.state is BatchState.ACKED
 
     def of_request(self, request_id: str) -> str | None:
-        """The id of the newest batch that was handed out for a reader's request, if that is not too long ago."""
+        """The id of the newest batch handed out for a reader's request, if the request is among the last ones."""
         return self._by_request.get(request_id)
 
     def in_state(self, *states: BatchState) -> list[BatchRow]:
-        """The batches in memory that are in any of ``states``, oldest first."""
+        """Batches in memory in any of ``states``, oldest first."""
         return [row for row in self._in_order() if row.state in states]
 
     # --- checkpoints
 
     @property
     def checkpoints(self) -> list[CheckpointRow]:
-        """Every checkpoint that no rewind went behind, by step."""
+        """All checkpoints that no rewind has undone, by step."""
         return [self._checkpoints[step] for step in self.steps]
 
     @property
     def steps(self) -> list[int]:
-        """Their steps, ascending."""
+        """Steps of the checkpoints, ascending."""
         return sorted(self._checkpoints)
 
     def in_checkpoint(self, step: int | None) -> list[BatchRow]:
-        """The acknowledged batches in memory that the checkpoint of ``step`` holds; for None those that none holds."""
+        """Acknowledged batches in memory that the checkpoint of ``step`` holds; for None, those in no checkpoint."""
         return [row for row in self.in_state(BatchState.ACKED) if row.checkpoint_step == step]
 
     def has_at_hand(self, step: int) -> bool:
-        """Whether memory has all batches that no checkpoint holds, and all that the one of ``step`` does."""
+        """Whether memory has all batches in no checkpoint and all in the one of ``step``."""
         return self.is_complete or (self.uses_checkpoints and step >= max(self._checkpoints, default=0))
 
     def check_fixable(self, rows: Iterable[BatchRow], step: int) -> None:
-        """Raise ``CheckpointConflict`` unless every batch can be fixed to ``step``, or is."""
+        """Raise ``CheckpointConflict`` unless each batch can be fixed to ``step``, or already is."""
         last = max(self._checkpoints, default=step)
         for row in rows:
             if row.checkpoint_step not in (None, step):
@@ -161,23 +161,23 @@ class Batches:
                 )
 
     def fix(self, rows: Iterable[BatchRow], step: int, at_s: float, weight_version: int | None) -> CheckpointRow:
-        """Let the checkpoint of ``step`` hold these batches; time and version are those of its first report."""
+        """Assign these batches to the checkpoint of ``step``; its time and version are those of its first report."""
         for row in rows:
             row.checkpoint_step = step
         self.uses_checkpoints = True
-        self._next_look = 0  # those of the checkpoint before may go now
+        self._next_look = 0  # batches of the previous checkpoint may be evicted now
         made = CheckpointRow(run_id=self.run_id, step=step, at_s=at_s, weight_version=weight_version)
-        # A checkpoint may be reported again, with more batches.
+        # A checkpoint may be reported repeatedly, with more batches.
         return self._checkpoints.setdefault(step, made)
 
     def weight_version(self, step: int | None) -> int | None:
-        """What the trainer had announced at the checkpoint of ``step``; None if that is not known."""
+        """The weight version announced at the checkpoint of ``step``; None if unknown."""
         return None if step is None else self._checkpoints[step].weight_version
 
-    # --- taking back
+    # --- rewinding
 
     def after(self, step: int | None) -> RewoundRows:
-        """What was handed out, or reported, behind the checkpoint of ``step``; everything for None.
+        """The batches and checkpoints after the checkpoint of ``step``; all of them for None.
 
         Raises ``CheckpointNotFound``.
         """
@@ -192,27 +192,27 @@ class Batches:
             row.state, row.reason, row.checkpoint_step = BatchState.REVOKED, reason, None
         for checkpoint in undone.checkpoints:
             checkpoint.is_forgotten = True
-            # The step may be reached, and reported, again on another path.
+            # The step may be reached and reported again after the rewind.
             del self._checkpoints[checkpoint.step]
 
     def follow_resume(self, taken: Collection[str], reason: str) -> list[BatchRow]:
-        """Follow what a resume decided: groups ``taken`` are ready again, all others acknowledged; what changed."""
+        """Apply a resume: groups in ``taken`` are ready again, all others acknowledged. Returns the changed batches."""
         changed = []
         for row in self.in_state(*OUTSTANDING):
-            is_late = row.state is BatchState.EXPIRED  # its groups are ready, or another batch has them
+            is_late = row.state is BatchState.EXPIRED  # its groups are ready, or in another batch
             kept = [] if is_late else [key for key in row.group_ids if key not in taken]
             if row.state is BatchState.ACKED and len(kept) == len(row.group_ids):
                 continue
             if kept:
                 row.state, row.group_ids = BatchState.ACKED, kept
             else:
-                row.reason = "its lease expired, and its trainer came back" if is_late else reason
+                row.reason = "its lease expired, and its trainer resumed" if is_late else reason
                 row.state, row.checkpoint_step = BatchState.REVOKED, None
             changed.append(row)
         return changed
 
     def add_acked(self, group_ids: list[str], reported_ids: list[str], num_rows: int, at_s: float) -> BatchRow:
-        """A batch of what a trainer got by replies that were taken back, as its list of finished ids says."""
+        """Make a batch of the groups in revoked replies that the trainer listed as finished."""
         number, batch_id = self.new_id()
         row = BatchRow(
             run_id=self.run_id,

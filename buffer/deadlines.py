@@ -1,14 +1,14 @@
-"""What time brings about in a run. Every time-out of the buffer is here, and each counts in a way of its own:
+"""All time-outs of the buffer:
 
-- ``group_timeout_seconds`` after its last sample, or ``group_deadline_seconds`` after it opened, an open group is
-  closed: delivered with what is there if that is enough (salvaged), else discarded;
-- ``lease_s`` after its reply, a lease expires, and its groups are ready again;
-- ``group_deadline_seconds`` without progress, the run is reported as stalled;
-- ``group_timeout_seconds`` after its process and its last sample, the run ends.
+- An open group is closed ``group_timeout_seconds`` after its last sample, or ``group_deadline_seconds`` after it
+  opened. It is delivered if it has enough samples (salvaged), otherwise discarded.
+- A lease expires ``lease_s`` after its reply, and its groups are ready again.
+- A run is reported as stalled after ``group_deadline_seconds`` without progress.
+- A run ends ``group_timeout_seconds`` after its process ended and its last sample.
 
-All but leases count the run's active seconds, which stand still while it is paused or waits for its engine, and go on
-after a restart. A lease is the trainer's time, which goes on whatever the run does. Of a group only the time counts in
-which one of its rollouts is in flight, where its run process says so (``idle_groups.py``).
+All except leases count the run's active seconds, which stop while it is paused or waits for its engine, and continue
+after a restart. A lease counts the trainer's time, whatever the run does. If its run process reports it, a group
+counts only time with one of its rollouts in flight (``idle_groups.py``).
 """
 
 import heapq
@@ -27,34 +27,34 @@ from forebay.core.run import WORKING, RunSettings, RunState
 logger = logging.getLogger(__name__)
 
 TICK_RECORD_S = 5.0
-"""How much of the counted time a crash may lose."""
+"""Maximum seconds of counted time that a crash may lose."""
 
 
 def expire_leases(leases: Leases) -> None:
-    """Make the groups of leases ready again whose time is up."""
+    """Make the groups of expired leases ready again."""
     now_s = leases.buffer.monotonic()
-    # A copy, since giving one back takes it out.
+    # A copy, because expiring a lease removes it.
     for lease in list(leases.held.values()):
-        # While a reply with the batch goes out, its time has not begun: `patience_s` bounds that.
+        # While a reply with the batch is being sent, its time does not run; `patience_s` bounds that.
         if lease.until_s <= now_s and not lease.num_readers and not leases.buffer.has_failed:
             leases.buffer.record(*leases.give_back(lease, BatchState.EXPIRED, may_be_known=True))
 
 
 class Deadlines:
-    """When the open groups of one run are closed, and when the run ends."""
+    """Closes one run's open groups in time, and ends the run."""
 
     def __init__(self, buffer: RunBuffer, group_judge: GroupJudge) -> None:
         self._buffer = buffer
         self._group_judge = group_judge
         self._due: list[tuple[float, str]] = []
-        """A heap. A group may be in it several times, and have another deadline by then."""
+        """A heap. It may contain a group several times, and with an outdated deadline."""
         self._made_for: tuple[RunSettings, float | None] | None = None
-        """What the deadlines in the heap follow from, beside the groups: another start of the run has other ones."""
+        """What the heap's deadlines depend on besides the groups; another start of the run changes it."""
         self._recorded_s = buffer.active.now_s()
         self._is_alarmed = False
 
     async def advance(self) -> None:
-        """Do what is due in the run. Raises ``StorageFailed`` when its end cannot be stored."""
+        """Apply what is due in the run. Raises ``StorageFailed`` if the run's end cannot be stored."""
         buffer, run = self._buffer, self._buffer.run
         if run.has_ended or buffer.has_failed:
             return
@@ -63,22 +63,22 @@ class Deadlines:
         is_any_due = bool(self._due) and self._due[0][0] <= buffer.active.now_s()
         if is_any_due or run.state not in WORKING:
             async with buffer.lock:
-                buffer.check_storage()  # it may have failed while the lock was waited for
+                buffer.check_storage()  # the storage may have failed while this waited for the lock
                 await self._close(self._overdue())
                 if run.state not in WORKING:
                     await self._close_after_process()
         self._watch_progress()
         if self._is_over():
-            # Before it is stored: a write in between must already be late.
+            # Set before it is stored, because a write in between must already be late.
             run.has_ended = True
-            # Late samples bear the time at which the run ended.
+            # Late samples get the time at which the run ended.
             buffer.active.run(False)
             await buffer.save_run()
             buffer.hooks.notify("run_ended", run_id=run.run_id, state=run.state.value, reason=run.reason)
             logger.info("run %s (%s) has ended: %s", run.run_id, run.task_type, run.state.value)
 
     def _record_time(self) -> None:
-        """Store every few seconds the deadlines' time and the run's counts: a crash loses no more of them."""
+        """Store the active time and the run's counts every few seconds, so that a crash loses no more."""
         now_s = self._buffer.active.now_s()
         if now_s - self._recorded_s >= TICK_RECORD_S and self._buffer.groups.is_any(GroupState.OPEN):
             self._recorded_s = now_s
@@ -87,9 +87,9 @@ class Deadlines:
     # --- open groups
 
     def due_s(self, group: SampleGroup) -> float:
-        """When the group is closed at the latest, in active seconds; later if its process speaks meanwhile.
+        """The group's latest closing time in active seconds; its process may postpone it.
 
-        Without a process that could still write, a group without samples waits no longer than one with some.
+        Once no process can still write, a group without samples waits no longer than one with some.
         """
         settings, row, until_s = self._buffer.groups.settings, group.row, idle_until_s(self._buffer)
         due = row.opened_s + group.idle_seconds(until_s) + settings.group_deadline_seconds
@@ -97,25 +97,25 @@ class Deadlines:
         return due if last is None else min(due, last + settings.group_timeout_seconds)
 
     def _schedule(self) -> None:
-        """Bring the heap up to date: it is looked at here only, so that a write need not."""
+        """Update the heap. This happens only here, so that writes need not."""
         groups = self._buffer.groups
         made_for = (groups.settings, self._buffer.run.process_ended_s)
         if self._made_for != made_for:
-            # Deadlines may come earlier by this, and what is found too late in the heap is closed too late.
+            # Deadlines may become earlier, and a group found too late in the heap would be closed too late.
             self._made_for = made_for
             self._due = [(self.due_s(group), group.group_id) for group in groups.in_state(GroupState.OPEN)]
             heapq.heapify(self._due)
         else:
             for group in groups.unscheduled:
                 heapq.heappush(self._due, (self.due_s(group), group.group_id))
-            # Groups leave it when their time comes, which may be an hour after they were closed: by then they are many.
+            # A group leaves the heap at its deadline, maybe an hour after it closed, so many closed ones accumulate.
             if len(self._due) > 4 * groups.states[GroupState.OPEN] + 1024:
                 self._due = [(self.due_s(group), group.group_id) for group in groups.in_state(GroupState.OPEN)]
                 heapq.heapify(self._due)
         groups.unscheduled.clear()
 
     def _overdue(self) -> list[SampleGroup]:
-        """The open groups whose deadline has passed. They leave the heap."""
+        """Take the open groups whose deadline has passed from the heap."""
         now_s, found = self._buffer.active.now_s(), dict[str, SampleGroup]()
         while self._due and self._due[0][0] <= now_s:
             key = heapq.heappop(self._due)[1]
@@ -125,24 +125,24 @@ class Deadlines:
             due = self.due_s(group)
             if due <= now_s:
                 found[key] = group
-            else:  # since it was put there samples came, or it did not age
+            else:  # samples arrived, or it did not age, since it was added
                 heapq.heappush(self._due, (due, key))
         return list(found.values())
 
     async def _close(self, groups: Sequence[SampleGroup]) -> None:
-        """Close open groups: deliver what is enough, discard the rest."""
+        """Close open groups: deliver those with enough samples, discard the rest."""
         try:
             for group in groups:
                 if group.state is GroupState.OPEN:
                     await self._close_one(group)
-        finally:  # whatever stopped it, the deadline of a group that is still open must be found again
+        finally:  # after an error too, the deadlines of groups that are still open must be scheduled
             self._buffer.groups.unscheduled += [group for group in groups if group.state is GroupState.OPEN]
 
     async def close_short(self, group: SampleGroup, *, was_salvaged: bool) -> None:
-        """Close an open group now, as if its time were up. Called with the run's lock held.
+        """Close an open group now, as if its deadline had passed. Requires the run's lock.
 
-        ``was_salvaged``: nobody had found it valid until then, and nobody is asked, as long as it is enough. Groups
-        that were full before it are judged first, so that they keep their places in the order of delivery.
+        ``was_salvaged``: it had not been found valid, and no hook is asked if it has enough samples. Groups
+        that were full before it are judged first, so that they keep their positions in the order of delivery.
         """
         groups = self._buffer.groups
         if was_salvaged:
@@ -158,11 +158,11 @@ class Deadlines:
         is_full, num_samples, num_completed = groups.is_full(group), len(group.samples), group.num_completed
         is_enough = num_completed / settings.group_size >= settings.min_timeout_group_size_ratio
         is_asked = is_full or not is_enough or num_samples >= settings.min_valid_group_size
-        # Any other short group that is enough goes out without being asked about; slime's buffer does the same.
+        # Any other incomplete group with enough samples is delivered without asking; slime's buffer does the same.
         if group.group_id in groups.changed and is_asked:
             await self._group_judge.judge_changed(group)
         if group.state is not GroupState.OPEN or len(group.samples) != num_samples:
-            return  # it was closed by that, or a sample came while the hook was asked
+            return  # that closed it, or a sample arrived while the hook ran
         if num_completed >= settings.min_valid_group_size and self._are_rewards_equal(group):
             buffer.move(group, GroupState.DISCARDED, DiscardReason.INVALID)
         elif num_completed and (is_enough or group.group_id in groups.short_valid):
@@ -170,11 +170,11 @@ class Deadlines:
             await self._group_judge.make_ready(group)
         else:
             failed = f"; failed: {group.failures_text()}" if group.row.num_failed else ""
-            detail = f"{num_completed} of {settings.group_size} samples had come{failed}"
+            detail = f"{num_completed} of {settings.group_size} samples arrived{failed}"
             buffer.move(group, GroupState.DISCARDED, DiscardReason.TIMED_OUT, detail)
 
     def _are_rewards_equal(self, group: SampleGroup) -> bool:
-        """Whether the built-in ``is_valid_group`` of contract A did not take a group that has samples enough for it."""
+        """Whether contract A's built-in ``is_valid_group`` rejected a group that has enough samples."""
         hooks = self._buffer.hooks
         is_built_in = not hooks.in_host("judge") and hooks.contract != "B"
         return is_built_in and group.group_id not in self._buffer.groups.short_valid
@@ -182,7 +182,7 @@ class Deadlines:
     # --- the run
 
     async def _close_after_process(self) -> None:
-        """Judge what is full, and close what the generator has said it will not fill."""
+        """Judge full groups, and close those that the generator will not fill."""
         await self._group_judge.evaluate()
         run = self._buffer.run
         if run.state is RunState.FINISHED and run.is_last_slot_reported:
@@ -194,7 +194,7 @@ class Deadlines:
             return False
         if run.state is not RunState.FINISHED or run.is_last_slot_reported:
             return True
-        # A `run_rollout` may have handed its work to others and returned: they have as long as a group has.
+        # `run_rollout` may have handed its work to others and returned, so they get as long as a group has.
         last_s = max(run.process_ended_s or 0.0, buffer.last_sample_s)
         return buffer.active.now_s() - last_s >= run.settings.group_timeout_seconds
 

@@ -1,8 +1,8 @@
-"""What would become of recorded groups: a buffer in memory, with hooks and settings that are only tried out.
+"""Simulates recorded groups: an in-memory buffer with hooks and settings to be tried out.
 
-The samples of a group are written to it when they came, on a clock that is moved by hand; it is read at once, as by a
-trainer that waits for it; then its deadlines pass. Every rule is the buffer's. Nothing of one group
-matters to another, since each sample names its group: so after a while a new buffer takes the place of the old one, and
+A group's samples are written at their recorded times, on a manual clock. The group is read at once, as by a
+waiting trainer; then its deadlines pass. All rules are the buffer's. Groups do not affect each
+other, since each sample names its group. So a new buffer regularly replaces the old one, and
 memory holds few groups, however many there are.
 """
 
@@ -30,53 +30,53 @@ from forebay.hooks.types import Event, Stage
 from forebay.replay.outcomes import DELIVERED, DISCARDED, OPEN, SALVAGED, GroupOutcome, GroupVerdict, SampleOutcome
 
 BUFFER_SAMPLES = 1_024
-"""What one buffer takes before another takes its place."""
+"""Samples in one buffer before a new buffer replaces it."""
 BUFFERS_PER_COLLECTION = 8
-"""A buffer that was left refers to itself."""
+"""Replaced buffers before a garbage collection, because a buffer refers to itself."""
 NEVER = 1 << 62
 
 
 class RehearsalHooks(HookRunner):
-    """Hooks that outlast the buffers which ask them. Nobody is notified of what is only tried out."""
+    """Hooks that outlive the buffers which call them. Their events are discarded."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        return None  # see `close`
+        return None  # the hooks outlive a buffer; see `close`
 
     async def close(self) -> None:
-        """End their process."""
+        """End the hooks' process."""
         await super().__aexit__()
 
     def in_host(self, stage: Stage) -> bool:
-        """As ever, but that nobody describes the batches: no trainer gets them."""
+        """Whether the hook is the user's own; never for ``meta_info``, because no trainer gets the batches."""
         return stage != "meta_info" and super().in_host(stage)
 
     def notify(self, event: Event, **payload: Any) -> None:
-        """Tell nobody."""
+        """Discard the event."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A recorded sample on its way into a buffer once more."""
+    """A recorded sample to be written again."""
 
     sample: Incoming
     at_s: float
-    """Seconds after its group was opened."""
+    """Seconds after its group opened."""
     is_member: bool
-    """Whether its group had it; else it was late, or surplus."""
+    """Whether it was a member of its group; otherwise it was late or surplus."""
 
 
 class Rehearsal:
-    """One way to treat a recorded run: its settings, its hooks. Enter it with ``async with``.
+    """Simulates a recorded run with given settings and hooks. Enter it with ``async with``.
 
-    ``is_slime``: its trainer reads over slime's routes, where a group with fewer rows than ``group_size`` is discarded.
+    ``is_slime``: its trainer uses slime's routes, which discard a group with fewer rows than ``group_size``.
     """
 
     def __init__(
         self, recorded: RecordedRun, settings: RunSettings, hooks: RehearsalHooks, *, is_slime: bool = False
     ) -> None:
-        # What is only about all groups together would be logged of groups that are long past.
+        # Disables alarms about many groups: they would be logged for groups of the distant past.
         quiet = {"alarm_after_groups": NEVER, "alarm_lost_ratio": 1.0}
         self._recorded = recorded
         self._settings = settings.model_copy(update=quiet)
@@ -96,7 +96,7 @@ class Rehearsal:
         await self._hooks.close()
 
     async def judge(self, group: GroupRow, arrivals: Sequence[Arrival]) -> GroupOutcome:
-        """What becomes of a group whose samples come so; members first. Raises ``StorageFailed``."""
+        """Return the outcome of a group with these arrivals, members first. Raises ``StorageFailed``."""
         entry = await self._roomy_entry()
         opened_s = self._clock.monotonic()
         await announce(entry.buffer, [(group.instance_id, group.epoch)])
@@ -105,7 +105,7 @@ class Rehearsal:
         for arrival in members:
             await self._pass_until(opened_s + arrival.at_s, trial)
             await trial.write(arrival.sample)
-        # A salvaged group is one that its trainer had not asked for, or not got, while it was open.
+        # A salvaged group was not requested, or not delivered, while it was open.
         if trial.is_full or not group.is_salvaged:
             await trial.read()
         for arrival in arrivals[len(members) :]:
@@ -117,9 +117,9 @@ class Rehearsal:
         if trial.is_open and group.state != OPEN:
             await self._pass_until(self._clock.monotonic() + self._settings.group_deadline_seconds, trial)
         await trial.read()
-        # Not when the buffer goes: what it is made of refers to each other, and only the collector would find it.
+        # Not when the buffer is dropped: its parts refer to each other, so only the garbage collector would free them.
         self._store.drop_bodies()
-        # The next read must not find a group that was left open.
+        # The next read must not find a group that stayed open.
         self._num_samples = BUFFER_SAMPLES if trial.is_open else self._num_samples + len(arrivals)
         return trial.outcome()
 
@@ -134,7 +134,7 @@ class Rehearsal:
             await self._buffers.aclose()
             self._num_buffers += 1
             if self._num_buffers % BUFFERS_PER_COLLECTION == 0:
-                gc.collect()  # by itself it comes once they are a quarter of all that there is
+                gc.collect()  # it would run by itself only when such objects are a quarter of all
             self._clock, self._store = ManualClock(), MemoryStore()
             buffer = Buffer(self._store, lambda _: self._hooks, self._clock, tick_s=None)
             await self._buffers.enter_async_context(buffer)
@@ -158,7 +158,7 @@ class Rehearsal:
 
 
 class _Trial:
-    """A group in its buffer."""
+    """A simulated group in its buffer."""
 
     def __init__(self, entry: LiveRun, group: SampleGroup, request: ReadRequest) -> None:
         self._entry, self._group, self._request = entry, group, request
@@ -179,14 +179,14 @@ class _Trial:
             self._rewards[sample.uid] = sample.reward
 
     async def close_if_due(self) -> None:
-        """Let its deadlines do what they do by now."""
+        """Apply the group's deadlines that are due now."""
         buffer, deadlines = self._entry.buffer, self._entry.deadlines
         if self.is_open and deadlines.due_s(self._group) <= buffer.active.now_s():
-            buffer.is_stalled = True  # so that nobody is warned: nothing goes on for hours, in no time
+            buffer.is_stalled = True  # suppresses the warning: hours pass at once without progress
             await deadlines.advance()
 
     async def read(self) -> None:
-        """As a trainer does that waits for it: its hooks are asked, and what goes out is acknowledged."""
+        """Read as a waiting trainer: call the hooks, and acknowledge what is delivered."""
         if self._group.state not in (GroupState.OPEN, GroupState.READY):
             return
         delivery = self._entry.delivery

@@ -1,4 +1,4 @@
-"""Taking over a run's stored groups and samples, at start and after a failed write."""
+"""Loads a run's stored groups and samples, at start and after a failed write."""
 
 import asyncio
 import gc
@@ -21,9 +21,9 @@ ResultT = TypeVar("ResultT")
 
 
 async def side_by_side(load: Callable[[RunRow], Awaitable[ResultT]], rows: Sequence[RunRow]) -> list[ResultT]:
-    """``load`` every run, several at a time: the index answers their questions together."""
+    """Call ``load`` for every run, several at a time, so that the index answers their queries together."""
     loaded: list[ResultT] = []
-    gc.disable()  # it would look for garbage among thousands of runs, again and again, and find none
+    gc.disable()  # it would repeatedly scan thousands of runs and find no garbage
     try:
         for first in range(0, len(rows), RUNS_AT_A_TIME):
             loaded += await asyncio.gather(*map(load, rows[first : first + RUNS_AT_A_TIME]))
@@ -33,13 +33,13 @@ async def side_by_side(load: Callable[[RunRow], Awaitable[ResultT]], rows: Seque
 
 
 async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
-    """Fill an empty ``RunBuffer``; the samples of each leased batch, which are not in its window."""
+    """Fill an empty ``RunBuffer``; return the samples of each leased batch, which are not in its window."""
     run_id, groups = buffer.run.run_id, buffer.groups
     await _load_batches(buffer, store)
-    # A run of which little is stored is all in memory, as it was; of another one only what is needed.
+    # A run with little stored data is loaded completely; of a larger one only what is needed.
     uids = await store.uids_by_group(run_id, buffer.gone.remembered_samples)
     after, last_sample_s = "", 0.0
-    # In pages: the rows of groups that are gone must not fill the memory even for a moment.
+    # In pages: rows of evicted groups must not fill the memory, not even for a moment.
     while page := await store.groups(run_id, after=after, limit=ROWS_AT_A_TIME):
         after = page[-1].group_id
         groups.restore(page, lambda row: uids is not None or not buffer.gone.may_go(row))
@@ -48,14 +48,14 @@ async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
     for stored in await store.load_samples(run_id):
         sample = Sample(stored.row, stored.location)
         group = groups.restore_sample(sample)
-        # What is with a trainer was in its reply's meta info, unless the batch comes back.
+        # Leased samples were in their reply's meta info, unless the batch becomes ready again.
         windows.get(group.row.batch_id, buffer.window).add(group, sample)
-    # Their oldest version follows from the samples, which were not there when the groups were restored.
+    # Their oldest version follows from the samples, which are loaded only now.
     groups.restored()
     if buffer.run.is_fed and buffer.run.state in WORKING:
-        # Of a recorded group no reader sees a part: the rest of it is on its way.
+        # Readers never see part of a recorded group: the rest of it is about to be written.
         groups.hold_back_parts()
-    # Also a sample whose body has been removed is a duplicate when it comes again.
+    # A resent sample is a duplicate even if its body has been removed.
     buffer.gone.restore(uids)
     live_s = (group.row.last_sample_s or 0.0 for group in groups.by_id.values())
     buffer.last_sample_s = max((last_sample_s, *live_s))
@@ -73,11 +73,11 @@ async def _load_batches(buffer: RunBuffer, store: Store) -> None:
 
 
 async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[SampleGroup]]) -> dict[str, list[Sample]]:
-    """The samples of the acknowledged groups among those ``wanted``. Raises ``BodiesGone``, ``StorageFailed``.
+    """Read the samples of the acknowledged groups in ``wanted``. Raises ``BodiesGone``, ``StorageFailed``.
 
-    All are read before anything changes; meanwhile the ack of a batch may make them more, so it is asked again. So it
-    is of those whose bodies are being moved. The caller must revive the groups before anything else happens, or their
-    bodies may go.
+    All are read before anything changes. An ack meanwhile may add groups, and bodies may be moved, so ``wanted`` is
+    called repeatedly. The caller must revive the groups before anything else happens, or their
+    bodies may be removed.
     """
     store, lost = buffer.store, dict[str, list[Sample]]()
 
@@ -89,7 +89,7 @@ async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[SampleGroup
         missing = [key for key in acked if key not in lost or not all(map(is_there, lost[key]))]
         if not missing:
             return lost
-        # While a segment is being removed, a body in it may be about to have another place.
+        # During the removal of a segment, its bodies may be about to move.
         await store.wait_for_removals()
         found = await store.samples_of(buffer.run.run_id, missing)
         lost.update({group_id: members(samples) for group_id, samples in found.items()})
@@ -100,5 +100,5 @@ async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[SampleGroup
 
 
 def members(stored: Iterable[StoredSample]) -> list[Sample]:
-    """Those of a group's stored samples that are in it."""
+    """Samples that are members of their group, among a group's stored samples."""
     return [Sample(sample.row, sample.location) for sample in stored if sample.row.outcome == "member"]

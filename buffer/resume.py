@@ -1,6 +1,6 @@
-"""Which run a trainer's list of finished ids belongs to, and what becomes of its groups.
+"""Finds the run that a trainer's list of finished ids belongs to, and decides about its groups.
 
-What is looked at are all groups of the run: hold them in memory meanwhile (``buffer.gone.everything()``).
+All groups of the run are examined, so keep them in memory meanwhile (``buffer.gone.everything()``).
 """
 
 from collections import Counter
@@ -20,29 +20,29 @@ from forebay.core.records.rows import BatchRow
 
 @dataclass(slots=True)
 class Reconciliation:
-    """What a resumed run has to do to be exact with respect to the list that its trainer sent."""
+    """The changes that make a resumed run match the list from its trainer."""
 
     ack: list[SampleGroup] = field(default_factory=list)
     """Listed groups whose batch is leased."""
     known: list[SampleGroup] = field(default_factory=list)
-    """Listed groups that are ready again: a reply with them had arrived, and was taken back, or its lease expired."""
+    """Listed groups that are ready again: a reply with them arrived but was revoked, or its lease expired."""
     redeliver: list[SampleGroup] = field(default_factory=list)
-    """Delivered groups that the list does not have: the trainer lost them."""
+    """Delivered groups that are not in the list, because the trainer lost them."""
     report_again: list[SampleGroup] = field(default_factory=list)
-    """Groups that ended undelivered and must be reported once more."""
+    """Groups that ended undelivered and must be reported again."""
     known_undelivered: list[SampleGroup] = field(default_factory=list)
-    """Groups that ended undelivered and need not be reported again: their reply was taken back, and had arrived."""
+    """Groups that ended undelivered but need no further report: their revoked reply had arrived."""
     base_skip: list[InstanceId] = field(default_factory=list)
     """Listed ids that belong to no group of this run; the next process skips them."""
 
     @property
     def changed(self) -> list[SampleGroup]:
-        """Every group that it is about, but for those that only keep their state."""
+        """Every group whose row changes."""
         return [*self.ack, *self.known, *self.redeliver, *self.report_again, *self.known_undelivered]
 
 
 def covers(buffer: RunBuffer, listed: Sequence[InstanceId]) -> bool:
-    """Whether the run has reported every listed id, or was itself started with it, as often as it is listed."""
+    """Whether the run reported each listed id, or was started with it, at least as often as it is listed."""
     known = Counter(buffer.run.start.first_listed)
     rows = (group.row for group in buffer.groups.by_id.values())
     known.update(row.instance_id for row in rows if row.is_reported or row.may_be_known)
@@ -50,9 +50,9 @@ def covers(buffer: RunBuffer, listed: Sequence[InstanceId]) -> bool:
 
 
 def num_beyond(buffer: RunBuffer, listed: Sequence[InstanceId]) -> int:
-    """How many ids the run has reported, or was itself started with, that are not listed: what its trainer lost.
+    """Number of ids that the run reported, or was started with, but that are not listed: what the trainer lost.
 
-    What the trainer may have got, but whose batch it has no longer, counts for nothing: it need not have it.
+    Ids that the trainer may have received, but whose batch it no longer has, are not counted: it need not have them.
     """
     known = Counter(buffer.run.start.first_listed)
     known.update(group.row.instance_id for group in buffer.groups.by_id.values() if group.row.is_reported)
@@ -60,7 +60,7 @@ def num_beyond(buffer: RunBuffer, listed: Sequence[InstanceId]) -> int:
 
 
 async def skip_instance_ids(buffer: RunBuffer) -> list[InstanceId]:
-    """What another process of this run must not generate, as a multiset: groups that need no further samples."""
+    """Ids that another process of this run must not generate, as a multiset: groups that need no more samples."""
     groups = buffer.groups
     async with buffer.gone.everything():
         done = (g for g in groups.by_id.values() if g.state is not GroupState.OPEN or groups.is_full(g))
@@ -68,27 +68,25 @@ async def skip_instance_ids(buffer: RunBuffer) -> list[InstanceId]:
 
 
 async def check_bodies(buffer: RunBuffer, listed: Sequence[InstanceId]) -> None:
-    """Raise ``BodiesGone`` unless everything is there that ``reconcile`` would deliver once more."""
+    """Raise ``BodiesGone`` unless everything that ``reconcile`` would redeliver is stored."""
     async with buffer.gone.everything():
         await read_back(buffer, lambda: _decide(buffer, listed).redeliver)
 
 
 async def reconcile(leases: Leases, listed: Sequence[InstanceId]) -> None:
-    """Make a run exact with respect to a trainer's list. Raises ``BodiesGone``, ``StorageFailed``.
+    """Make a run match a trainer's list. Raises ``BodiesGone``, ``StorageFailed``.
 
-    If something is to be delivered once more, the trainer may have an older model: its weight version is not known.
+    If anything is redelivered, the trainer may have an older model, so its weight version becomes unknown.
     """
     buffer, run = leases.buffer, leases.buffer.run
     async with buffer.lock, buffer.gone.everything():
         buffer.check_storage()
         lost = await read_back(buffer, lambda: _decide(buffer, listed).redeliver)
-        # From here on nothing waits until the last change is made: an ack must not come in between.
+        # No await from here until the last change, because an ack must not come in between.
         leases.forget()
         result = _decide(buffer, listed)
         _apply(result, buffer.groups, lost, buffer.active.now_s())
-        batches = buffer.batches.follow_resume(
-            {g.group_id for g in result.redeliver}, "its trainer came back without it"
-        )
+        batches = buffer.batches.follow_resume({g.group_id for g in result.redeliver}, "its trainer resumed without it")
         batches += _book(result, buffer.batches, buffer.wall())
         if result.redeliver:
             run.weight_version = None
@@ -102,9 +100,9 @@ async def reconcile(leases: Leases, listed: Sequence[InstanceId]) -> None:
 def _decide(buffer: RunBuffer, listed: Sequence[InstanceId]) -> Reconciliation:
     """Decide about every closed group of a run that ``covers`` the list.
 
-    Of an id that the run's own start listed m times, the first m listings stand for epochs before this run; the others
-    stand for the id's reported groups, in the order in which they were reported; then for those that the trainer may
-    have got although their batch is not with it any more.
+    If the run's own start listed an id m times, its first m listings stand for epochs before this run. Further listings
+    stand for the id's reported groups, in order of their reports, then for groups that the trainer may
+    have received although it no longer has their batch.
     """
     groups, first_listed = buffer.groups, buffer.run.start.first_listed
     result = Reconciliation()
@@ -114,11 +112,11 @@ def _decide(buffer: RunBuffer, listed: Sequence[InstanceId]) -> Reconciliation:
         result.base_skip += [instance_id] * own
         remaining[instance_id] -= own
     for group in sorted(groups.by_id.values(), key=lambda g: (_batch_number(g.row.batch_id), g.row.closed_seq)):
-        # Not known to the trainer: it stays what it is, and is delivered or reported as ever.
+        # Unknown to the trainer: it is unchanged, and is delivered or reported as usual.
         if not group.row.is_reported:
             continue
         is_listed = remaining[group.instance_id] > 0
-        # The earliest reports count first: the trainer's list has no order to go by.
+        # The earliest reports count first, because the trainer's list has no order.
         remaining[group.instance_id] -= is_listed
         if group.state is GroupState.DISCARDED:
             if not is_listed:
@@ -136,13 +134,13 @@ def _decide(buffer: RunBuffer, listed: Sequence[InstanceId]) -> Reconciliation:
 
 
 def _apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sample]], now_s: float) -> None:
-    """Bring the groups where they belong; ``lost`` are the samples of those that come back."""
+    """Apply the decisions to the groups; ``lost`` has the samples of redelivered groups."""
     for group in (*result.ack, *result.known):
         group.row.is_reported = True
         groups.move(group, GroupState.ACKED, now_s)
     for group in result.redeliver:
         if group.state is GroupState.ACKED:
-            # The samples of an acknowledged group were forgotten; the caller has read them back.
+            # Samples of an acknowledged group are not in memory; the caller has read them back.
             groups.revive(group, lost[group.group_id])
         group.row.is_reported, group.row.batch_id = False, ""
         groups.move(group, GroupState.READY, now_s)
@@ -158,7 +156,7 @@ def _apply(result: Reconciliation, groups: Groups, lost: Mapping[str, list[Sampl
 
 
 def _book(result: Reconciliation, batches: Batches, at_s: float) -> list[BatchRow]:
-    """Make a batch of what the list says the trainer got, for checkpoints and rewinds to treat it as any other."""
+    """Make a batch of what the trainer received according to its list, so that checkpoints and rewinds include it."""
     if not (result.known or result.known_undelivered):
         return []
     known = sorted(result.known, key=lambda group: group.row.order)
@@ -170,6 +168,6 @@ def _book(result: Reconciliation, batches: Batches, at_s: float) -> list[BatchRo
 
 
 def _batch_number(batch_id: str) -> int:
-    """The place of a batch among those of its run, 0 for none."""
+    """Number of a batch within its run, 0 for none."""
     number = batch_id.removeprefix("batch-").partition("-")[0]
     return int(number) if number.isdecimal() else 0

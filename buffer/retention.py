@@ -1,4 +1,4 @@
-"""Removing what nobody can ask for any more: whole segments, by checkpoints and by byte budgets."""
+"""Removes stored bodies that are no longer needed: whole segments, by checkpoints and by byte budgets."""
 
 import asyncio
 import logging
@@ -30,14 +30,14 @@ from forebay.core.tasks import TaskSet
 
 EVERY_S = 60.0
 MOVED_SHARE = 4
-"""A segment goes if no more than one part in so many of it must be written again."""
+"""A segment is removed only if at most 1/N of it must be rewritten."""
 RELOCATIONS = 3
 
 logger = logging.getLogger(__name__)
 
 
 class Collection(msgspec.Struct):
-    """What a collection removed, and what it left."""
+    """Result of a collection: what was removed and what is left."""
 
     num_segments_freed: int = 0
     num_bytes_freed: int = 0
@@ -46,22 +46,22 @@ class Collection(msgspec.Struct):
     max_bytes: int = 0
     """The byte budget; 0 for none."""
     replay_bytes: int = 0
-    """How many bytes may be there for replays alone."""
+    """Byte budget for bodies that only replays need."""
     num_bytes_over: int = 0
-    """By how much the budget is exceeded, and cannot be met."""
+    """Bytes by which the journal exceeds its budget, with nothing left to remove."""
     kept: dict[str, int] = {}
-    """Bytes of bodies in closed segments, by the reason for which they are kept."""
+    """Bytes of bodies in closed segments, by the reason for keeping them."""
 
 
 class Retention:
-    """Collects when a checkpoint is reported, from time to time, and when asked. Enter it with ``async with``."""
+    """Collects on each checkpoint report, periodically, and on request. Enter it with ``async with``."""
 
     def __init__(
         self, buffer: Buffer, max_bytes: int = 0, every_s: float | None = EVERY_S, *, replay_bytes: int = 0
     ) -> None:
-        """``max_bytes`` 0 sets no budget; of what no checkpoint needs, ``replay_bytes`` stay for replays.
+        """``max_bytes`` 0 means no budget; ``replay_bytes`` of what no checkpoint needs stay for replays.
 
-        ``every_s`` None leaves it to the caller to ``collect``.
+        With ``every_s`` None, the caller calls ``collect``.
         """
         self.num_bytes_over = 0
         self._buffer = buffer
@@ -72,7 +72,7 @@ class Retention:
         self._asked = asyncio.Event()
         self._tasks = TaskSet()
         self._left: dict[int, list[tuple[str, str]]] = {}
-        """Segments whose removal was put off, and the groups that might still be sent from there."""
+        """Segments whose removal was postponed, and their groups that may still be being sent from there."""
 
     async def __aenter__(self) -> Self:
         if self._every_s is not None:
@@ -84,11 +84,11 @@ class Retention:
 
     @property
     def num_replayable_bytes(self) -> int:
-        """Bytes of bodies that nobody but a replay needs, in closed segments, as the last look found them."""
+        """Bytes of bodies in closed segments that only a replay needs, as of the last collection."""
         return self._replays.num_bytes
 
     def ask(self) -> None:
-        """Something may be of no use any more: collect soon."""
+        """Request a collection soon, because something may have become removable."""
         self._asked.set()
 
     async def _keep_collecting(self, every_s: float) -> None:
@@ -101,9 +101,9 @@ class Retention:
             try:
                 await self.collect(surveys=False)
             except StorageFailed as error:
-                logger.warning("nothing more can be removed for now: %s", error)
-            except Exception:  # the next attempt may do better, and nothing else depends on it
-                logger.exception("what is not needed any more cannot be removed")
+                logger.warning("nothing more can be removed now: %s", error)
+            except Exception:  # the next attempt may succeed, and nothing else depends on it
+                logger.exception("unneeded bodies cannot be removed")
 
     def _may_find_something(self) -> bool:
         is_over = bool(self._max_bytes) and self._buffer.store.stats().num_bytes > self._max_bytes
@@ -112,28 +112,28 @@ class Retention:
     # --- collecting
 
     async def collect(self, *, surveys: bool = True) -> Collection:
-        """Remove what checkpoints allow, then, oldest first, what the budgets ask for. Raises ``StorageFailed``.
+        """Remove what checkpoints allow, then, oldest first, what the budgets require. Raises ``StorageFailed``.
 
-        Nothing that is open, ready, leased, being replayed, or may come back by a rewind to one of the last
-        checkpoints, ever goes.
-        Without ``surveys``, what is ``kept`` is counted only for a journal that is over its budget.
+        Bodies are never removed if they are open, ready, leased or being replayed, or if a rewind to one of the last
+        checkpoints may need them.
+        Without ``surveys``, ``kept`` is counted only for a journal over its budget.
         """
-        # A caller that goes away must not leave a segment half removed.
+        # A cancelled caller must not leave a segment half removed.
         return await asyncio.shield(self._tasks.start(self._collect(surveys)))
 
     async def remove_run(self, run_id: str, remove_files: Callable[[str], Awaitable[None]]) -> None:
-        """Remove an ended run, its files first. Bodies go when nothing else in their segment is needed.
+        """Remove an ended run, its files first. Bodies are removed once nothing else in their segment is needed.
 
-        Raises ``RunNotFound``, ``Conflict``, ``StorageFailed``; then it can be asked for again.
+        Raises ``RunNotFound``, ``Conflict``, ``StorageFailed``; the removal can then be repeated.
         """
-        # Under the lock: a collection would write again behind the removal what it has looked up.
+        # Under the lock: a collection would rewrite, after the removal, what it looked up before.
         async with self._lock, self._buffer.locked(run_id) as buffer:
             if not buffer.run.has_ended:
                 raise Conflict(f"run {run_id} has not ended", hint=f"`forebay stop {run_id}` ends it")
             if self._buffer.sources[run_id]:
-                raise Conflict(f"run {run_id} is being replayed", hint="stop its replays, or wait for their end")
+                raise Conflict(f"run {run_id} is being replayed", hint="stop its replays, or wait until they end")
             self._check_healthy()
-            buffer.has_failed = True  # nothing more of it is stored
+            buffer.has_failed = True  # nothing more of the run is stored
             buffer.news.close()
             await remove_files(run_id)
             try:
@@ -147,11 +147,11 @@ class Retention:
             done = Collection(max_bytes=self._max_bytes, replay_bytes=self._replays.max_bytes)
             failures: list[StorageFailed] = []
             for given_up, is_due in self._steps():
-                # Oldest first, each looked at anew: what the one before moved lies elsewhere now.
+                # Oldest first, and listed again for each step, because the previous step moved bodies.
                 for segment in await self._buffer.store.segments():
                     if is_due(segment):
                         await self._try_to_drop(segment, done, failures, given_up)
-            # Only now: the others had their turn.
+            # Raised only after all segments were tried.
             if failures:
                 raise failures[0]
             done.num_bytes_over = self._excess()
@@ -163,13 +163,13 @@ class Retention:
         return done
 
     def _steps(self) -> list[tuple[frozenset[Keep], Callable[[Segment], object]]]:
-        """What is given up, one after the other, and of which segments."""
+        """The steps of a collection: the reasons that are overridden, and the segments that each step examines."""
         buffers, replays = self._buffers(), self._replays
         return [
-            # What is there twice, or nearly empty. Here all of them are weighed.
+            # Duplicates and nearly empty segments. This step examines all segments.
             (frozenset(), lambda segment: not replays.knows(segment.number, buffers, self._sources())),
             (FOR_REPLAYS, lambda _: replays.is_exceeded),
-            # Only then, for want of room, what might be asked for.
+            # Only if room is still needed, bodies that might be requested.
             (FOR_REPLAYS, lambda _: self._excess()),
             (FOR_WANT_OF_ROOM, lambda _: self._excess()),
         ]
@@ -184,7 +184,7 @@ class Retention:
             with self._nothing_forgotten():
                 verdict = self._keeper(await self._find_gone(segment)).judge(segment.groups)
             kept.update({reason.value: num_bytes for reason, num_bytes in verdict.kept.items()})
-            await asyncio.sleep(0)  # a segment takes some milliseconds
+            await asyncio.sleep(0)  # each segment takes some milliseconds
         return dict(kept)
 
     def _log(self, done: Collection) -> None:
@@ -202,7 +202,7 @@ class Retention:
     async def _try_to_drop(
         self, segment: Segment, done: Collection, failures: list[StorageFailed], given_up: frozenset[Keep]
     ) -> None:
-        """What is wrong with one segment must not keep the others."""
+        """Drop one segment. An error is noted and must not stop the others."""
         try:
             await self._drop(segment, done, given_up)
         except StorageFailed as error:
@@ -211,13 +211,13 @@ class Retention:
             failures.append(error)
 
     async def _drop(self, segment: Segment, done: Collection, given_up: frozenset[Keep]) -> None:
-        """Remove the segment if it is worth it."""
+        """Remove the segment if that frees enough."""
         with self._nothing_forgotten():
             await self._drop_held(segment, done, given_up)
 
     @contextmanager
     def _nothing_forgotten(self) -> Iterator[None]:
-        # What memory forgot after it was looked up would seem never to have been.
+        # A row evicted after its lookup would seem to have never existed.
         with ExitStack() as held:
             for buffer in self._buffers().values():
                 held.enter_context(buffer.gone.nothing_forgotten())
@@ -230,22 +230,22 @@ class Retention:
         if not given_up:
             self._replays.note(segment, first, before)
         if not self._is_worth_it(segment, first, 0):
-            await asyncio.sleep(0)  # the next one takes some milliseconds, too
+            await asyncio.sleep(0)  # the next segment takes some milliseconds too
             return
-        # The rough look above spares this question to the index for most segments.
+        # The cheap check above avoids this index query for most segments.
         num_row_bytes = await store.num_row_bytes(segment.number)
-        # Nothing may come between this decision and `begin_removal`: what becomes ready meanwhile must be seen.
+        # Nothing may be awaited between this decision and `begin_removal`: groups that become ready must be noticed.
         self._check_healthy()
-        # Judged again, since the question took time.
+        # Judged again, because the query took time.
         buffers, verdict = self._buffers(), self._judge(segment, gone, given_up)
         if any(buffers.get(run_id) is not buffer for run_id, buffer in before.items()):
-            return  # a recovery loaded them again
+            return  # a recovery replaced them
         if not self._is_worth_it(segment, verdict, num_row_bytes):
             return
         store.begin_removal(segment.number)
         try:
             is_removed = await self._empty(segment.number, verdict, buffers)
-        except Exception:  # but not when it is cancelled: then it may be about to go all the same
+        except Exception:  # not on cancellation: the removal may still be completed then
             store.cancel_removal(segment.number)
             self._buffer.look_after_store()
             raise
@@ -258,7 +258,7 @@ class Retention:
             store.cancel_removal(segment.number)
 
     async def _find_gone(self, segment: Segment) -> LookedUp:
-        """What is stored of the groups in a segment, and of their batches, that memory has forgotten."""
+        """Look up the rows of a segment's groups, and of their batches, that are not in memory."""
         wanted: dict[str, list[str]] = {}
         for bodies in segment.groups:
             wanted.setdefault(bodies.run_id, []).append(bodies.group_id)
@@ -277,7 +277,7 @@ class Retention:
         return RetentionSnapshot(self._buffers(), gone, self._sources(), given_up)
 
     def _judge(self, segment: Segment, gone: LookedUp, given_up: frozenset[Keep]) -> SegmentVerdict:
-        # All of it is weighed where nothing is given up.
+        # Everything is counted in the step that overrides nothing.
         at_most = segment.num_bytes // MOVED_SHARE if given_up else math.inf
         verdict = self._keeper(gone, given_up).judge(segment.groups, at_most)
         for run_id, group_id in self._left.get(segment.number, ()):
@@ -292,16 +292,16 @@ class Retention:
         return (num_moved + num_row_bytes) * 2 < segment.num_bytes
 
     async def _empty(self, number: int, verdict: SegmentVerdict, buffers: Mapping[str, RunBuffer]) -> bool:
-        """Write again what is kept of a segment that is to go, and remove it; False if that was put off."""
+        """Rewrite what is kept of a segment and remove it; False if the removal is postponed."""
         store = self._buffer.store
-        # Writing takes long: what changes its state meanwhile may be on its way to a trainer from the old place.
+        # Rewriting takes long: a group whose state changes meanwhile may be being sent from the old location.
         states = [self._state(*key) for key in verdict.moved]
         await store.clear(number, set(verdict.moved))
         await self._relocate(number)
         self._check_healthy()
         is_replaced = any(self._buffers().get(run_id) is not buffer for run_id, buffer in buffers.items())
         if is_replaced or states != [self._state(*key) for key in verdict.moved]:
-            # One of the groups is perhaps being sent, by a reply that knows the old place of its bodies.
+            # One of the groups may be in a reply that uses the old location of its bodies.
             self._left.setdefault(number, []).extend(verdict.moved)
             return False
         self._left.pop(number, None)
@@ -309,8 +309,8 @@ class Retention:
         return True
 
     async def _relocate(self, number: int) -> None:
-        """Let memory know where the bodies are now that were in the segment."""
-        # More than once: a recovery meanwhile may bring samples back that know the old place.
+        """Update the locations of samples in memory whose bodies were moved out of the segment."""
+        # Repeated, because a recovery meanwhile may load samples with the old location.
         for _ in range(RELOCATIONS):
             stale = {run_id: _in_segment(buffer, number) for run_id, buffer in self._buffers().items()}
             if not any(stale.values()):
@@ -323,7 +323,7 @@ class Retention:
                         sample.location = places.get(sample.row.uid, sample.location)
         raise StorageFailed("memory still needs bodies in it", what=f"segment {number} cannot be removed")
 
-    # --- what is there
+    # --- state of the buffer
 
     def _buffers(self) -> dict[str, RunBuffer]:
         return {entry.run.run_id: entry.buffer for entry in self._buffer.entries}
@@ -336,9 +336,9 @@ class Retention:
         return None if group is None else group.state
 
     def _check_healthy(self) -> None:
-        """What memory knows may not be so while it is ahead of the disk."""
+        """Raise ``StorageFailed`` while memory is ahead of the disk and may be wrong."""
         if not self._buffer.takes_changes or any(buffer.has_failed for buffer in self._buffers().values()):
-            raise StorageFailed("the journal is recovering", what="nothing can be removed", hint="try again")
+            raise StorageFailed("the journal is recovering", what="nothing can be removed", hint="try again later")
 
 
 def _has_old_checkpoint(buffer: RunBuffer) -> bool:
@@ -346,7 +346,7 @@ def _has_old_checkpoint(buffer: RunBuffer) -> bool:
 
 
 def _in_segment(buffer: RunBuffer, number: int) -> dict[str, list[Sample]]:
-    """The samples in memory, by group, whose bodies are in the segment."""
+    """Samples in memory whose bodies are in the segment, by group."""
     found: dict[str, list[Sample]] = {}
     for group in buffer.groups.by_id.values():
         if group.state not in LIVE:

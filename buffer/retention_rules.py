@@ -1,4 +1,4 @@
-"""Why stored bodies are kept, and how many of them for replays alone. Pure."""
+"""Why stored bodies are kept, and how many are kept for replays alone. Pure."""
 
 import math
 from collections import Counter
@@ -19,42 +19,42 @@ class Keep(StrEnum):
     READY = "ready"
     LEASED = "leased"
     UNCHECKPOINTED = "uncheckpointed"
-    """Delivered, and no checkpoint holds it: a rewind to the last one brings it back."""
+    """Delivered but in no checkpoint: a rewind to the last checkpoint restores it."""
     CHECKPOINTED = "checkpointed"
-    """One of the last checkpoints holds it."""
+    """In one of the last checkpoints."""
     RECENT = "recent"
-    """Of no use to the trainer, and newer than the oldest of the last checkpoints."""
+    """Discarded, but newer than the oldest of the last checkpoints."""
     IN_BUDGET = "in_budget"
-    """Its run has no checkpoints, and there is room."""
+    """Delivered in a run without checkpoints, and within the byte budget."""
     REPLAYABLE = "replayable"
-    """Nobody can ask for it but a replay."""
+    """Only a replay can use it."""
     KEPT = "kept"
-    """The same, of a run that keeps all of its bodies."""
+    """Only a replay can use it, and its run keeps all of its bodies."""
     SOURCE = "source"
     """Its run is being replayed."""
     UNKNOWN = "unknown"
-    """Of a run that is not known."""
+    """Its run is unknown."""
 
 
 FIXED = frozenset({Keep.OPEN, Keep.LEASED, Keep.SOURCE, Keep.UNKNOWN})
-"""Bodies that cannot be moved either: somebody may be adding to their group, sending it, or reading it."""
+"""Bodies that cannot be moved either: their group may be growing, or they are being sent or read."""
 FOR_REPLAYS = frozenset({Keep.REPLAYABLE})
-"""What is given up for ``replay_bytes``."""
+"""Reasons overridden to satisfy ``replay_bytes``."""
 FOR_WANT_OF_ROOM = frozenset({Keep.REPLAYABLE, Keep.KEPT, Keep.IN_BUDGET})
-"""What is given up for ``max_journal_bytes``."""
+"""Reasons overridden to satisfy ``max_journal_bytes``."""
 
 
 UNNEEDED = frozenset({Keep.REPLAYABLE, Keep.KEPT})
-"""Bodies that nobody but a replay needs."""
+"""Reasons for bodies that only a replay needs."""
 
 
 class SegmentVerdict(NamedTuple):
-    """What of a segment is kept."""
+    """What must be kept of a segment."""
 
     kept: Counter[Keep]
     """Bytes, by reason."""
     moved: list[tuple[str, str]]
-    """The groups, with their runs, that are kept."""
+    """The kept groups, as pairs of run id and group id."""
 
     @property
     def is_fixed(self) -> bool:
@@ -63,15 +63,15 @@ class SegmentVerdict(NamedTuple):
 
 
 class LookedUp(NamedTuple):
-    """What memory had not, each by its run and its id."""
+    """Rows that memory lacked, by run id and own id."""
 
     groups: Mapping[tuple[str, str], GroupRow]
     batches: Mapping[tuple[str, str], BatchRow]
-    """Those that have such groups, or others that were asked about."""
+    """Batches of these groups, or others that were looked up."""
 
 
 class RetentionSnapshot:
-    """Judges by what runs are at this moment; another moment needs another keeper."""
+    """Judges bodies by the current state of the runs; make a new snapshot for each moment."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class RetentionSnapshot:
         sources: Container[str] = (),
         given_up: frozenset[Keep] = frozenset(),
     ) -> None:
-        """``gone`` is what memory may not have; ``sources`` are runs in use; what is ``given_up`` is not kept."""
+        """``gone``: rows that memory may lack; ``sources``: runs being replayed; ``given_up``: reasons overridden."""
         self._runs = {run_id: _RunKeeper(buffer, gone, run_id in sources) for run_id, buffer in buffers.items()}
         self._given_up = given_up
 
     def judge(self, groups: Iterable[GroupBodies], at_most: float = math.inf) -> SegmentVerdict:
-        """What must be kept of a segment with these bodies; not all of it if it is more than ``at_most`` bytes."""
+        """Decide what must be kept of a segment with these bodies; stops once that exceeds ``at_most`` bytes."""
         verdict = SegmentVerdict(Counter(), [])
         for each in groups:
             run = self._runs.get(each.run_id)
@@ -93,14 +93,14 @@ class RetentionSnapshot:
             if reason not in self._given_up:
                 verdict.kept[reason] += each.num_bytes
                 verdict.moved.append((each.run_id, each.group_id))
-                # More than that is not moved anyway, and a segment may hold a hundred thousand groups.
+                # A larger result means that nothing is moved, and a segment may hold a hundred thousand groups.
                 if verdict.kept.total() > at_most:
                     break
         return verdict
 
 
 def oldest_kept(buffer: RunBuffer) -> CheckpointRow | None:
-    """The oldest of the last checkpoints; None while there are fewer than are to be kept: then all of them count."""
+    """The oldest of the last checkpoints; None while the run has fewer than it keeps: then none is too old."""
     num_kept = buffer.run.settings.keep_checkpoints
     last = buffer.batches.checkpoints[-num_kept:]
     return last[0] if len(last) == num_kept else None
@@ -120,11 +120,11 @@ class _RunKeeper:
         self._oldest_at_s = oldest.at_s if oldest else 0.0
 
     def reason(self, bodies: GroupBodies) -> Keep:
-        """Why bodies are kept."""
+        """Return why these bodies are kept."""
         if self._is_source:
             return Keep.SOURCE
         group = self._groups.get(bodies.group_id)
-        # A late or surplus sample may name a group that never was.
+        # A late or surplus sample may name a group that never existed.
         row = group.row if group is not None else self._gone.groups.get((bodies.run_id, bodies.group_id))
         state = GroupState.DISCARDED if row is None else row.state
         if state in (GroupState.OPEN, GroupState.READY, GroupState.LEASED):
@@ -140,8 +140,8 @@ class _RunKeeper:
 
 
 class _RunMark(NamedTuple):
-    """What of a run decides whether bodies that nobody needed are needed now. Checkpoints only ever move on, or back by
-    a rewind."""
+    """The run state that decides whether unneeded bodies become needed. Only a rewind moves checkpoints
+    backwards."""
 
     buffer: RunBuffer
     keeps_bodies: bool
@@ -153,10 +153,10 @@ class _RunMark(NamedTuple):
 
 
 class ReplayBudget:
-    """What was found of each closed segment. Those that nobody but a replay needs are not looked at again each time.
+    """What each closed segment holds. Segments that only replays need are not examined every time.
 
-    With a full budget that are nearly all of them: a hundred thousand groups, whose rows are in the index alone. What
-    is known may be out of date by a rewind and the checkpoints after it; each segment is judged anew before it goes.
+    With a full budget nearly all segments are such: a hundred thousand groups, whose rows are only in the index. A
+    rewind and later checkpoints can make this information stale, so each segment is judged again before its removal.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -166,16 +166,16 @@ class ReplayBudget:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of bodies that nobody but a replay needs."""
+        """Bytes of bodies that only a replay needs."""
         return sum(self._num_bytes.values())
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether some of them must go."""
+        """Whether some of them must be removed."""
         return self.num_bytes > self.max_bytes
 
     def note(self, segment: Segment, verdict: SegmentVerdict, buffers: Mapping[str, RunBuffer]) -> None:
-        """What was found of all bodies in a segment."""
+        """Record the verdict about all bodies in a segment."""
         self.forget(segment.number)
         self._num_bytes[segment.number] = verdict.kept[Keep.REPLAYABLE]
         if verdict.kept and verdict.kept.keys() <= UNNEEDED:
@@ -183,12 +183,12 @@ class ReplayBudget:
             self._unneeded[segment.number] = {run_id: _mark(buffers[run_id]) for run_id in run_ids}
 
     def forget(self, number: int) -> None:
-        """A segment has gone."""
+        """Drop a removed segment."""
         self._num_bytes.pop(number, None)
         self._unneeded.pop(number, None)
 
     def knows(self, number: int, buffers: Mapping[str, RunBuffer], sources: Collection[str]) -> bool:
-        """Whether a segment needs no other look: nobody needed what it holds, and none of its runs went back since."""
+        """Whether a segment need not be examined: only replays needed it, and none of its runs was rewound since."""
         marks = self._unneeded.get(number, {})
         if not marks or any(run_id in sources or run_id not in buffers for run_id in marks):
             return False

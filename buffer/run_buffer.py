@@ -1,4 +1,4 @@
-"""One run in the buffer: its groups in memory, and every change of them on its way to the store."""
+"""One run in the buffer: its groups in memory, and the recording of every change to the store."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ AHEAD = "an earlier write failed"
 
 
 class RunBuffer:
-    """A run's groups, clock and hooks. What is decided in memory at once is answered only when the disk has it."""
+    """A run's groups, clock and hooks. Decisions are made in memory at once, and answered once they are on disk."""
 
     def __init__(
         self,
@@ -61,33 +61,33 @@ class RunBuffer:
         self.uids = self.gone.uids
         self.counts, self.outcomes, self.rewards = run.samples, run.outcomes, run.rewards
         self.lock = asyncio.Lock()
-        """Held while hooks are asked and groups are chosen, so that readers take turns."""
+        """Held while hooks run and groups are chosen, so that readers take turns."""
         self.news = Signal()
         self.last_progress_s = active_s
         self.last_sample_s = active_s
         self.heard_s = active_s
-        """When its process last said how it is with its groups."""
+        """Active seconds when its process last reported on its groups."""
         self.is_stalled = False
         self.workers: list[dict[str, Any]] = []
-        """Those of its process, as that said last."""
+        """The workers of its process, as last reported."""
         self._logged_losses: set[str] = set()
-        """The reasons that the log has told of."""
+        """Reasons already logged."""
         self.has_failed = False
-        """Set when a change could not be stored: memory is ahead of the disk, and another object takes over."""
+        """Set when a change could not be stored: memory is ahead of the disk, and a new object replaces this one."""
         self.pending: dict[str, Future[None]] = {}
-        """By uid, the samples that the disk does not have yet; done when it has them."""
+        """Samples by uid that the disk does not have yet; each completes when it does."""
         self._on_failure, self._on_change = on_failure, on_change
         self.update_clock()
 
-    # --- writing things down
+    # --- recording changes
 
     def record(self, *rows: Row, body: bytes | None = None) -> "Future[Location | None]":
-        """Hand a change to the store, as it is now; refused while memory is ahead of the disk."""
+        """Store a change in its current state; refused while memory is ahead of the disk."""
         if self.has_failed:
             return self._refused()
         self._on_change()
         self.changes.rows_changed(rows)
-        # In memory the change is made already; if this fails, the run is loaded again from what the store has.
+        # Memory is changed already; if this fails, the run is reloaded from the store.
         try:
             stored = self.store.append(rows, body)
         except ForebayError as error:
@@ -99,7 +99,7 @@ class RunBuffer:
     def _refused(self, error: ForebayError | None = None) -> "Future[Location | None]":
         refused: Future[Location | None] = asyncio.get_running_loop().create_future()
         refused.set_exception(error or StorageFailed(AHEAD))
-        refused.exception()  # whoever does not wait for it need not learn of it
+        refused.exception()  # prevents asyncio's warning if the caller does not await it
         return refused
 
     def _check(self, stored: "Future[Location | None]") -> None:
@@ -107,7 +107,7 @@ class RunBuffer:
             self.fail()
 
     def fail(self) -> None:
-        """A change could not be stored: nothing more is, until what is stored has been loaded again."""
+        """Refuse all further changes, because one could not be stored, until a recovery has reloaded the run."""
         if not self.has_failed:
             self.has_failed = True
             self._on_failure()
@@ -118,7 +118,7 @@ class RunBuffer:
             raise StorageFailed(AHEAD)
 
     def run_rows(self) -> list[Row]:
-        """The run as the store keeps it, to be recorded: with its start only where another one was stored last."""
+        """The run's rows to record; its start is included only if it differs from the stored one."""
         run = self.run
         row = RunRow(
             run_id=run.run_id,
@@ -135,30 +135,30 @@ class RunBuffer:
         return [row, StartRow(run_id=run.run_id, document=run.start.document())]
 
     async def save_run(self) -> None:
-        """Store the run as it is now. Raises ``StorageFailed``."""
+        """Store the run's current state. Raises ``StorageFailed``."""
         self.update_clock()
         await self.record(*self.run_rows())
-        # Readers and followers look at the run's state, too.
+        # Readers and followers depend on the run's state too.
         self.news.notify()
 
     def update_clock(self) -> None:
-        """Deadlines count unless the run is validated, waits for its engine or trainer, is paused, or has ended."""
+        """Count active time unless the run is validating, waiting for its engine or trainer, paused, or ended."""
         run = self.run
         is_waiting = run.is_waiting_for_engine or run.is_gateway_waiting or run.is_held or run.is_paused
         is_stopped = run.state is RunState.VALIDATING or (run.state is RunState.RUNNING and is_waiting)
         self.active.run(not is_stopped and not run.has_ended)
 
     def new_window(self) -> MetaWindow:
-        """An empty window that remembers samples if a user's meta hook will want them."""
+        """Create an empty window that remembers samples if a user's meta hook needs them."""
         keep_samples = self.run.settings.meta_max_samples if self.hooks.in_host("meta_info") else 0
         return MetaWindow(keep_samples, ddof=int(self.run.origin == "slime"))
 
     # --- groups
 
     def move(self, group: SampleGroup, state: GroupState, reason: str = "", detail: str = "") -> None:
-        """Bring a group into another state, write it down, and tell whoever waits."""
+        """Move a group to another state, record it, and notify waiting callers."""
         was_open = group.state is GroupState.OPEN
-        # Memory first: the row that is recorded is the group as it is then.
+        # Memory first: the recorded row is the group's state after the move.
         self.groups.move(group, state, self.active.now_s(), reason, detail)
         self.record(group.row)
         if was_open:
@@ -167,12 +167,12 @@ class RunBuffer:
         self.news.notify()
 
     def _tell_losses(self) -> None:
-        """Log what takes too many groups: once for each reason, not for each group."""
+        """Log each reason for losing too many groups, once per reason."""
         groups, losses = self.groups, self.groups.losses
         if losses.are_too_many(groups.num_closed, groups.settings):
             for cause in losses.counts.keys() - self._logged_losses:
                 self._logged_losses.add(cause)
-                so_far = f"{losses.counts.total()} of {groups.num_closed} finished groups are lost so far"
+                so_far = f"{losses.counts.total()} of {groups.num_closed} finished groups were lost so far"
                 logger.warning("run %s: %s, %s", self.run.run_id, so_far, losses.reason_text(cause, with_detail=False))
         text = losses.samples_text(groups.num_closed, groups.settings)
         if text and "out_of_range" not in self._logged_losses:
@@ -180,7 +180,7 @@ class RunBuffer:
             logger.warning("run %s: %s", self.run.run_id, text)
 
     def notify_closed(self, group: SampleGroup) -> None:
-        """Let plugins know that a group takes no more samples."""
+        """Notify plugins that a group accepts no more samples."""
         row = group.row
         self.hooks.notify(
             "group_closed",
@@ -193,15 +193,15 @@ class RunBuffer:
         )
 
     async def bodies(self, samples: Sequence[Sample]) -> list[bytes]:
-        """The stored bodies of ``samples``, in that order."""
-        # Taken before anything is awaited: a body leaves memory as soon as the disk has it.
+        """Return the bodies of ``samples``, in order."""
+        # Taken before any await, because a body leaves memory as soon as the disk has it.
         known = [sample.body for sample in samples]
         wanted = [s.location for s, body in zip(samples, known, strict=True) if body is None and s.location is not None]
         read = iter(await self.store.read(wanted) if wanted else ())
         return [next(read) if body is None else body for body in known]
 
     async def find_heads(self, samples: Sequence[Sample]) -> None:
-        """Fill in ``head`` where it is not known."""
+        """Load ``head`` for samples where it is unknown."""
         unknown = [sample for sample in samples if sample.head is None]
         places = [sample.location for sample in unknown if sample.location is not None]
         heads = iter(await self.store.read_slices([Slice(at, 0, min(HEAD_BYTES, at.length)) for at in places]))
@@ -209,10 +209,10 @@ class RunBuffer:
             sample.head = head_of(sample.body or b"" if sample.location is None else next(heads))
 
     async def json_bodies(self, samples: Sequence[Sample]) -> list[bytes]:
-        """The same as JSON, which is what hooks and people see of binary samples."""
+        """Return the bodies of ``samples`` as JSON, the form in which hooks and people see binary samples."""
         return [as_json(body) for body in await self.bodies(samples)]
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the run has ended and nothing of it will ever be delivered."""
+        """Whether the run has ended and nothing is left to deliver."""
         return self.run.has_ended and not self.groups.is_any(GroupState.OPEN, GroupState.READY, GroupState.LEASED)

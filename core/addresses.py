@@ -42,7 +42,7 @@ def is_own_host(host: str) -> bool:
 
 @cache
 def trusts_nobody() -> "ssl.SSLContext":
-    """TLS context for plain-HTTP clients. It trusts no certificate: loading the certificates would dominate start-up."""
+    """TLS context for plain-HTTP clients. It trusts no certificate: loading certificates would dominate start-up."""
     import ssl  # most users of this module connect to nothing
 
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -303,9 +303,8 @@ class BodyTooLarge(ForebayError, ValueError):
     status = 413
 
     def __init__(self, limit_bytes: int, setting: str = "max_body_bytes") -> None:
-        super().__init__(
-            f"the body is larger than {limit_bytes} bytes", hint=f"send less per request, or raise the server's {setting}"
-        )
+        hint = f"send less per request, or raise the server's {setting}"
+        super().__init__(f"the body is larger than {limit_bytes} bytes", hint=hint)
 
 
 class BufferFull(ForebayError):

@@ -1,15 +1,15 @@
-"""How a rollout ended, and the rewards of a run in a few numbers. Only ``ok`` and ``truncated`` have a reward."""
+"""How a rollout ended, and summary statistics of rewards. Only ``ok`` and ``truncated`` have a reward."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class RolloutOutcome(StrEnum):
-    """Who ended a rollout, and whether its reward counts."""
+    """What ended a rollout, and whether its reward counts."""
 
     OK = "ok"
     TRUNCATED = "truncated"
-    """A limit on tokens or turns ended it; it was judged all the same."""
+    """A limit on tokens or turns ended it; it was still judged."""
     ENGINE_FAILURE = "engine_failure"
     AGENT_FAILURE = "agent_failure"
     ENVIRONMENT_FAILURE = "environment_failure"
@@ -19,12 +19,12 @@ class RolloutOutcome(StrEnum):
 
 
 REWARDED = frozenset({RolloutOutcome.OK, RolloutOutcome.TRUNCATED})
-"""The outcomes that count in rewards."""
+"""Outcomes that count in rewards."""
 
 
 @dataclass(slots=True)
 class RewardTally:
-    """Rewards in a few numbers."""
+    """Summary statistics of rewards."""
 
     num: int = 0
     mean: float = 0.0
@@ -32,17 +32,17 @@ class RewardTally:
     greatest: float = 0.0
 
     def note(self, reward: float) -> None:
-        """One more."""
+        """Add a reward."""
         self.num += 1
-        # Not by way of their sum or a difference, which may be beyond float64.
+        # Not computed from a sum or a difference, which may overflow float64.
         self.mean += reward / self.num - self.mean / self.num
-        if reward < self.least or self.num == 1:  # each write comes here: `min` costs several times as much
+        if reward < self.least or self.num == 1:  # runs for each write: `min` costs several times as much
             self.least = reward
         if reward > self.greatest or self.num == 1:
             self.greatest = reward
 
     def as_json(self) -> dict[str, float | None]:
-        """``num``, ``mean``, ``min`` and ``max``; the last three are null without a reward."""
+        """Return ``num``, ``mean``, ``min`` and ``max``; the last three are null without a reward."""
         if not self.num:
             return {"num": 0, "mean": None, "min": None, "max": None}
         return {"num": self.num, "mean": self.mean, "min": self.least, "max": self.greatest}

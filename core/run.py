@@ -1,4 +1,4 @@
-"""A run: what was asked for, where it is, where its present step began, and what its processes have counted."""
+"""A run: its parameters, its state, where its current step began, and what its processes have counted."""
 
 import math
 import re
@@ -27,41 +27,41 @@ from forebay.core.weight_versions import AnnouncedWeights
 
 @dataclass(frozen=True, slots=True)
 class StepStart:
-    """Where a run was when another weight version was announced: from one to the next lies a step."""
+    """State of a run when another weight version was announced; a step lasts until the next announcement."""
 
     number: int = 0
-    """How often one was."""
+    """Number of announcements so far."""
     num_closed: int = 0
     """Groups that had left the open state."""
     full: list[str] = field(default_factory=list)
-    """Ids of the open groups whose slots were all filled: they belong to the step before."""
+    """Ids of the open groups whose slots were all filled; they belong to the previous step."""
     weight_version: int | None = None
-    """That version; None before the first. A rewind leaves it: the engines have it until another is announced."""
+    """The announced version; None before the first. A rewind keeps it, because the engines keep their weights."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Each process of a run reports its own totals, again and again; those of the processes before it are added."""
+    """Totals over a run's processes. Each process reports its own totals repeatedly; earlier processes are added."""
 
     process_id: str = ""
     current: dict[str, int] = field(default_factory=dict)
-    """What the process of this id reported last."""
+    """Last report of the current process."""
     earlier: dict[str, int] = field(default_factory=dict)
-    """The sum over all processes before it."""
+    """Sum over all earlier processes."""
 
     def report(self, process_id: str, counts: Mapping[str, int]) -> bool:
-        """Take what a process counts by now; whether that changes anything. A report may come twice."""
-        # Another process: what the one before it counted is final.
+        """Store a process's current counts; return whether anything changed. Repeated reports are harmless."""
+        # Another process: the counts of the previous one are final.
         if process_id != self.process_id:
             self.earlier, self.current, self.process_id = dict(self.totals), {}, process_id
-        is_news = self.current != counts
+        is_changed = self.current != counts
         self.current = dict(counts)
-        return is_news
+        return is_changed
 
     @property
     def totals(self) -> Counter[str]:
-        """All processes together."""
-        # Adding counters drops what is zero, so that nobody is shown what never happened.
+        """Sum over all processes."""
+        # Adding counters drops zero counts, so they are not shown.
         return Counter(self.earlier) + Counter(self.current)
 
 
@@ -80,7 +80,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
 class RunState(StrEnum):
-    """Where a run is. Independently of it, a run *has ended* once nothing will come from it any more."""
+    """State of a run. Independently of it, a run *has ended* once it will deliver nothing more."""
 
     VALIDATING = "validating"
     RUNNING = "running"
@@ -90,8 +90,8 @@ class RunState(StrEnum):
 
 
 WORKING = frozenset({RunState.VALIDATING, RunState.RUNNING})
-"""The states in which a run process exists, or is about to."""
-LOST_START = "what it was started with is lost: its record on the disk is damaged; start it anew"
+"""States in which a run process exists or is about to."""
+LOST_START = "the parameters of its start are lost: their record on disk is damaged; start a new run"
 
 
 def _read_range(value: Any) -> RewardRange:
@@ -105,11 +105,11 @@ def _read_range(value: Any) -> RewardRange:
 
 
 def _read_counts(value: Any) -> Any:
-    """Numbers may be strings, as a command line or slime's client sends them. A single count is that of one node."""
+    """Accept numbers as strings, as a command line or slime's client sends them. A single count means one node."""
     counts = value if isinstance(value, list | tuple) else [value]
     read = [_read_count(each) for each in counts]
     if not read:
-        raise ValueError("names no node")
+        raise ValueError("must have at least one node's count")
     return read
 
 
@@ -120,18 +120,18 @@ def _read_count(value: object) -> int:
     except ValueError:
         count = 0
     if count < 1:
-        raise ValueError("must be at least 1 for each node, and whole")
+        raise ValueError("must be a whole number of at least 1 for each node")
     return int(count)
 
 
 WorkerCounts = Annotated[list[int], BeforeValidator(_read_counts)]
-"""By node."""
+"""Worker counts, one per node."""
 
 
 class RunSettings(BaseModel):
-    """How a run's groups are formed, ended and read. Numbers may arrive as strings, as slime's client sends them."""
+    """How a run's groups are formed, closed and read. Numbers may be strings, as slime's client sends them."""
 
-    # The whole payload of a start is read: the rest of it is the generator's.
+    # Reads the whole payload of a start; unknown fields belong to the generator.
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     # The alias is slime's name for it.
@@ -148,15 +148,15 @@ class RunSettings(BaseModel):
     min_timeout_group_size_ratio: Ratio = 0.7
     """Share of the group size with which a timed-out group is still used."""
     max_buffer_size: int = Field(default=1_000_000_000, ge=1)
-    """Samples of open, ready and leased groups, at which new groups are rejected."""
+    """Number of samples in open, ready and leased groups at which new groups are rejected."""
     max_buffer_bytes: int = Field(default=1 << 40, ge=1)
-    """Bytes of the same samples, at which new groups are rejected."""
+    """Bytes of samples in open, ready and leased groups at which new groups are rejected."""
     legacy_read_max_bytes: int = Field(default=256 << 20, ge=1)
-    """Bytes of one slime reply to a read without ``batch_size``; it has at least one group."""
+    """Maximum bytes in a slime reply to a read without ``batch_size``; it always has at least one group."""
     legacy_read_max_groups: int | None = Field(default=None, ge=1)
-    """Most groups in one such reply."""
+    """Maximum groups in a slime reply to a read without ``batch_size``."""
     hook_time_limit_s: Seconds = 60.0
-    """Seconds that one call of a user's hook may take."""
+    """Maximum seconds for one call of a user's hook."""
     meta_max_samples: int = Field(default=100_000, ge=1)
     """Number of newest samples passed to a user's ``get_group_data_meta_info``."""
     normaliser: Normaliser = "grpo"
@@ -165,42 +165,42 @@ class RunSettings(BaseModel):
     """Rewards that built-in hooks keep, ``[low, high]``; null for any finite one. ``/start_rollout`` defaults to
     ``[0, 1]``."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Largest staleness of a group, in weight versions; a read may override it."""
+    """Maximum staleness of a group, in weight versions; a read may override it."""
     stale_groups: Literal["discard", "keep"] = "discard"
-    """Whether groups above that bound are discarded or delivered; delivered ones have ``is_stale`` in each row."""
+    """Whether groups above `max_staleness` are discarded or delivered; their rows are then marked ``is_stale``."""
     keep_checkpoints: int = Field(default=3, ge=1)
-    """Number of newest checkpoints that a rewind can reach: their samples' bodies are kept."""
+    """Number of newest checkpoints that a rewind can reach; their samples' bodies are kept."""
     keep_bodies: bool = False
-    """Whether bodies that no checkpoint needs are kept for replays, even above the server's `replay_bytes`."""
+    """Whether bodies that no checkpoint needs are kept for replays, even beyond the server's `replay_bytes`."""
     alarm_after_groups: int = Field(default=64, ge=1)
-    """Undelivered groups in a row that raise an alarm."""
+    """Number of undelivered groups in a row that raises an alarm."""
     alarm_lost_ratio: Ratio = 0.1
-    """Share of lost groups, of at least 20 finished, above which an alarm is raised; 1 for never."""
+    """Share of lost groups above which an alarm is raised, once 20 groups have finished; 1 disables it."""
     trace_rate: Ratio = 1.0
-    """Share of the groups whose spans a trace keeps in full; a summary of each rollout is always kept."""
+    """Share of groups whose spans are traced in full; a summary of each rollout is always kept."""
     oversampling: Oversampling | None = None
-    """More rollouts than a step needs (see generators.md): `rollouts_per_group`, `groups_per_step`, `leftover`."""
+    """Extra rollouts beyond a step's needs (see generators.md): `rollouts_per_group`, `groups_per_step`, `leftover`."""
     scheduler: Scheduler | None = None
-    """Which rollout is started next, and on which engine (see scheduling.md): `policy` and its parameters."""
+    """Which rollout starts next, and on which engine (see scheduling.md): `policy` and its parameters."""
     workers: WorkerCounts | None = None
-    """Processes that run its rollouts (see run_workers.md): a number, or a list with the number for each node."""
+    """Number of processes that run the rollouts (see run_workers.md), or a list with one number per node."""
     backend: BackendName | None = None
-    """Where these run: `processes` on this machine (the default), a `ray` cluster, or `inline`, for debuggers."""
+    """Where they run: `processes` on this machine (the default), a `ray` cluster, or `inline`, for debuggers."""
     policy_models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
-    """Models whose tokens are trained on, an adapter as `model:adapter`; by default, those of every call."""
+    """Models whose tokens are trained on, an adapter as `model:adapter`; by default, the models of all calls."""
     contract: Contract | None = None
     """Which of slime's contracts the generator file follows; detected if absent."""
 
     @classmethod
     def parse(cls, payload: dict[str, Any], origin: Origin = "native") -> Self:
-        """Read the settings out of a start payload. Raises ``InvalidInput`` with the first wrong field.
+        """Read the settings from a start payload. Raises ``InvalidInput`` for the first invalid field.
 
-        ``origin`` is how the start came. What is null has its default, but for a ``reward_range``: that is none at all.
+        ``origin`` is the route of the start. Null means the default, except for ``reward_range``: no range.
         """
         given = {key: value for key, value in payload.items() if value is not None}
         if origin == "slime" and "reward_range" not in payload:
             given["reward_range"] = SLIME_REWARD_RANGE
-        if origin == "slime" and "rollout_batch_size" in given:  # slime's client trains on so many groups of a fetch
+        if origin == "slime" and "rollout_batch_size" in given:  # slime's client trains on this many groups per fetch
             given.setdefault("legacy_read_max_groups", given["rollout_batch_size"])
         try:
             settings = cls.model_validate(given)
@@ -213,18 +213,18 @@ class RunSettings(BaseModel):
 
     @property
     def min_valid_group_size(self) -> int:
-        """Rounded down, as in slime, but at least 1."""
+        """Minimum number of samples in a valid group; rounded down, as in slime, but at least 1."""
         return max(1, int(self.group_size * self.min_valid_group_size_ratio))
 
     @property
     def min_valid_item_size(self) -> int:
-        """Rounded down, as in slime, but at least 1."""
+        """Minimum number of samples after ``filter_item``; rounded down, as in slime, but at least 1."""
         return max(1, int(self.group_size * self.min_valid_item_size_ratio))
 
 
 @dataclass(slots=True)
 class Run:
-    """One started rollout job, as the buffer and the server share it. Everything here is journalled."""
+    """One started rollout job, shared by the buffer and the server. All of it is journalled."""
 
     run_id: str
     run_key: str
@@ -233,15 +233,15 @@ class Run:
     task_type: str
     settings: RunSettings
     start: RunStart
-    """What it was last started with: stored apart, since it does not change with what is reported."""
+    """Parameters of the last start, stored separately because reports do not change them."""
     created_at_s: float
     defaults: dict[str, Any] = field(default_factory=dict)
-    """What of its payload the caller did not say: the server had these defaults when the run was last started."""
+    """Defaults applied by the server, at the last start, for fields missing from the payload."""
     started_at_s: float = 0.0
-    """When it was last started or attached to, in seconds since the Unix epoch."""
+    """Unix time in seconds of the last start or attachment."""
     state: RunState = RunState.VALIDATING
     reason: str = ""
-    """Why it stopped or failed; with a traceback where there is one."""
+    """Why it stopped or failed; with a traceback if there is one."""
     has_ended: bool = False
     generator_path: str = ""
     generator_sha256: str = ""
@@ -250,88 +250,88 @@ class Run:
     generator_hooks: list[str] = field(default_factory=list)
     """The hooks that the generator file implements."""
     generator_contract: Contract | None = None
-    """What the file itself declares."""
+    """The contract that the file itself declares."""
     num_starts: int = 0
-    """Start and attachments; each has its own copy of the generator's code."""
+    """Number of starts and attachments; each has its own copy of the generator's code."""
     is_native_generator: bool = False
-    """Whether the generator uses our base, which asks for its missing slots."""
+    """Whether the generator uses Forebay's base class, which asks for its missing slots."""
     warnings: list[str] = field(default_factory=list)
-    """What its start, its samples and its reads were warned about."""
+    """Warnings about its start, samples and reads."""
     input_fingerprint: str = ""
-    """What its input file's inode, size in bytes and time of change were at its last start; "" without one."""
+    """Inode, size in bytes and change time of the input file at the last start; "" without a file."""
     input_sha256: str = ""
-    """Of the input file's bytes then, in hex; "" without a file, and until it is known."""
+    """SHA-256 in hex of the input file at the last start; "" without a file, or until it is computed."""
     has_delivered: bool = False
-    """Whether a batch went out since the last start or attachment."""
+    """Whether a batch was delivered since the last start or attachment."""
     is_last_slot_reported: bool = False
     is_waiting_for_engine: bool = False
     is_gateway_waiting: bool = False
-    """Whether no engine answers the calls that its agents make through the gateway."""
+    """Whether no engine answers its agents' calls through the gateway."""
     is_held: bool = False
-    """Whether its step has all the groups that it needs: the process waits for the trainer's next weights."""
+    """Whether its step has all the groups it needs, so that the process waits for the trainer's next weights."""
     is_paused: bool = False
-    """Whether its engines stand still on its trainer's word, or while they are given other weights."""
+    """Whether its engines are paused, by its trainer or for a weight update."""
     num_groups_total: int | None = None
-    """What the base generator says it will open; None when unknown."""
+    """Number of groups that the base generator will open; None if unknown."""
     weight_version: int | None = None
-    """What the trainer last announced, or had at the checkpoint that it went back to; None when that is not known."""
+    """Version last announced by the trainer, or that of the checkpoint it rewound to; None if unknown."""
     step: StepStart = field(default_factory=StepStart)
-    """The step that began with what was last announced."""
+    """The step that began with the last announcement."""
     weights: AnnouncedWeights = field(default_factory=AnnouncedWeights)
-    """What was last announced; a rewind leaves it as well."""
+    """The last announcement; a rewind does not change it."""
     tally: Tally = field(default_factory=Tally)
-    """What its own processes count."""
+    """Counts reported by its own processes."""
     gateway_tally: Tally = field(default_factory=Tally)
-    """What gateways count for it meanwhile."""
+    """Counts reported by gateways for it."""
     samples: Counter[str] = field(default_factory=Counter)
-    """Samples accepted, by what became of them; their bytes; rows delivered and cut."""
+    """Accepted samples by outcome, their bytes, and rows delivered and cut."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """Rollouts by how they ended. Forks count as part of their rollout."""
     rewards: RewardTally = field(default_factory=RewardTally)
-    """Rewards of the rollouts that are in a group."""
+    """Rewards of rollouts that are in a group."""
     process_ended_s: float | None = None
     """Active seconds at which the run process ended."""
     replay: dict[str, Any] | None = None
-    """Of a run that replays another: ``source``, its run or file, ``recorded_at_s``, ``differences``."""
+    """For a run that replays another: ``source`` (its run or file), ``recorded_at_s``, ``differences``."""
     is_fed: bool = False
-    """Whether the server feeds it what was recorded: it has no process."""
+    """Whether the server writes a recording into it; it then has no process."""
 
     @property
     def payload(self) -> dict[str, Any]:
-        """What was sent, without its list; the generator gets that again, and its own ``remote_buffer_url``."""
+        """The start payload without its list; the generator gets it with the list and its own ``remote_buffer_url``."""
         return self.start.payload
 
     @property
     def base_skip(self) -> Sequence[InstanceId]:
-        """Ids (with multiplicity) that the current process skips besides the groups that this run holds."""
+        """Ids (with multiplicity) that the current process skips in addition to this run's own groups."""
         return self.start.base_skip
 
     @property
     def is_alive(self) -> bool:
-        """Not failed, stopped or ended."""
+        """Whether the run has not failed, stopped or ended."""
         return not self.has_ended and self.state not in (RunState.FAILED, RunState.STOPPED)
 
     @property
     def counts_groups(self) -> bool:
-        """Whether it is held once a step has its groups."""
+        """Whether the run is held once a step has its groups."""
         oversampling = self.settings.oversampling
         return oversampling is not None and oversampling.groups_per_step is not None
 
     @property
     def counts(self) -> Counter[str]:
-        """Everything that is counted for it."""
+        """Counts of its own processes and the gateways together."""
         return self.tally.totals + self.gateway_tally.totals
 
     def document(self) -> dict[str, Any]:
-        """Everything but its start and what a ``RunRow`` has columns for, as JSON values."""
+        """The run as JSON values, without its start and the columns of a ``RunRow``."""
         document: dict[str, Any] = _stored.dump_python(self, mode="json", by_alias=True, exclude=_STORED_APART)
         return document
 
     @classmethod
     def restore(cls, row: RunRow, start: StartRow | None) -> "Run":
-        """A run as it was stored."""
+        """Load a stored run."""
         values = row.document | asdict(row) | {"start": RunStart.restore(start.document) if start else RunStart({})}
-        # What it has made is delivered; a process could not be told what to make.
+        # Its existing groups can still be delivered, but a process would lack its parameters.
         if start is None and row.state in WORKING:
             values |= {"state": RunState.FAILED, "reason": LOST_START, "process_ended_s": 0.0}
         return _stored.validate_python(values)
@@ -344,5 +344,5 @@ _STORED_APART = {"run_id", "name", "task_type", "state", "created_at_s", "start"
 def check_name(name: str) -> str:
     """Return ``name`` if it can be a run's name (up to 64 of ``A-Z a-z 0-9 . _ -``); else raise ``InvalidInput``."""
     if not NAME_PATTERN.fullmatch(name):
-        raise InvalidInput(f"a name has up to 64 of the characters A-Z a-z 0-9 . _ -, got {name!r}", field="name")
+        raise InvalidInput(f"a name may have up to 64 of the characters A-Z a-z 0-9 . _ - (got {name!r})", field="name")
     return name

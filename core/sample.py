@@ -1,4 +1,4 @@
-"""Samples on the wire, JSON or binary: the few fields that are read on arrival. Everything else travels untouched."""
+"""Samples on the wire, JSON or binary: reads the few fields needed on arrival. The rest passes unchanged."""
 
 import json
 import math
@@ -15,19 +15,19 @@ from forebay.core.reward_place import Span, find_field
 from forebay.core.weight_versions import oldest_version
 
 MAX_FIELD_BYTES = 16 << 20
-"""Of a field that is read on arrival, but for ``messages``: as objects it takes up to thirty times as much."""
+"""Maximum size of each field read on arrival except ``messages``: parsed, it takes up to thirty times as much."""
 LONGEST_NUMBER = 4_300
 """Digits of the longest integer that Python's ``json`` reads."""
 MAX_SLOT = 65_535
 MAX_EPOCH = 1 << 40
 MAX_FORK = 65_535
 OWN_NAMES = frozenset({"rollout_id", "outcome", "fork", "epoch", "slot"})
-"""Fields that other writers over slime's routes may use for something of theirs."""
+"""Field names that other writers on slime's routes may use for their own purposes."""
 WRITER_HEADER = "X-Forebay-Writer"
-"""Whoever writes over these routes and means ours by ``OWN_NAMES`` says so with this header, whatever its value."""
+"""Header of writers on these routes that use ``OWN_NAMES`` in Forebay's sense; its value is ignored."""
 
 PLACE_HEADER = "X-Forebay-Place"
-"""Asked for with a write over these routes, whatever its value, the reply tells the sample's group, epoch and slot."""
+"""Header of a write on these routes that asks for the sample's group, epoch and slot; its value is ignored."""
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
@@ -35,7 +35,7 @@ Slot = Annotated[int, msgspec.Meta(ge=0, le=MAX_SLOT)]
 
 
 class _Head(msgspec.Struct):
-    """The fields that are read of every body on arrival. Everything else travels untouched."""
+    """Fields that are read from every body on arrival. The rest passes unchanged."""
 
     uid: Identifier | int | float
     instance_id: Identifier | int | float
@@ -51,7 +51,7 @@ class _Head(msgspec.Struct):
 
 
 class ForeignHead(_Head):
-    """What is read of a foreign writer's body, which may have these names for something else."""
+    """Fields read from another writer's body, where the names below may mean something else."""
 
     epoch: ClassVar[int | None] = None
     slot: ClassVar[int | None] = None
@@ -61,7 +61,7 @@ class ForeignHead(_Head):
 
 
 class SampleHead(_Head):
-    """What is read of every other body."""
+    """Fields read from all other bodies."""
 
     epoch: Epoch | None = None
     slot: Slot | None = None
@@ -74,7 +74,7 @@ Head = ForeignHead | SampleHead
 
 
 class Incoming(msgspec.Struct, gc=False):
-    """A checked sample. ``reward`` None means that it failed, and ``error`` says why."""
+    """A checked sample. ``reward`` is None if it failed; then ``error`` says why."""
 
     uid: str
     instance_id: InstanceId
@@ -84,20 +84,20 @@ class Incoming(msgspec.Struct, gc=False):
     error: str
     body: bytes
     reward_span: Span | None
-    """Where the reward stands in ``body``; None also if its ``raw_reward`` has to be replaced, too."""
+    """Where the reward is in ``body``; None also if its ``raw_reward`` must be replaced too."""
     rollout_id: str = ""
-    """Samples of a group that share it are forks of one rollout; "" means that it has none."""
+    """Samples of a group that share it are forks of one rollout; "" if it has none."""
     oldest_version: int | None = None
-    """The oldest weight version among those that the sample names."""
+    """The oldest weight version that the sample names."""
     fork: int = 0
-    """Which fork of the rollout in its slot it is, from 1; 0 for the main sample, which alone fills the slot."""
+    """Number of the fork within its slot's rollout, from 1; 0 for the main sample, which alone fills the slot."""
     outcome: RolloutOutcome = RolloutOutcome.OK
     is_foreign: bool = False
-    """Whether its ``rollout_id``, ``outcome``, ``fork``, ``epoch`` and ``slot`` are its writer's own affair."""
+    """Whether its ``rollout_id``, ``outcome``, ``fork``, ``epoch`` and ``slot`` have their writer's own meaning."""
     is_retokenized: bool = False
     """Whether its engine returned no token ids."""
     asked_models: list[Any] = []
-    """The models that its rollout asked for, if they need a look."""
+    """Models that its rollout requested, if they need a check."""
 
 
 _decode_head = msgspec.json.Decoder(SampleHead).decode
@@ -110,18 +110,18 @@ _decode_foreign_head = msgspec.json.Decoder(ForeignHead).decode
 def read_sample(body: bytes, *, is_lenient: bool, is_foreign: bool = False) -> Incoming:
     """Check a body and return its indexed fields.
 
-    ``is_lenient`` is slime's way: a sample without a usable reward counts as failed, and an ``outcome`` or a ``fork``
-    that means nothing here is left alone. Otherwise they are refused. Of a foreign writer's body nothing of the kind is
-    looked at. Raises ``InvalidInput`` that names the field.
+    ``is_lenient`` is slime's behaviour: a sample without a usable reward counts as failed, and an invalid ``outcome``
+    or ``fork`` is ignored. Otherwise they are rejected. In a foreign writer's body these fields are not
+    read. Raises ``InvalidInput`` that names the field.
     """
     head = _parse(body, is_foreign=is_foreign)
     uid, instance_id = _uid(head.uid), read_instance_id(head.instance_id)
     outcome, reward, error = _ending(head, is_lenient=is_lenient)
     if "\0" in uid or (isinstance(instance_id, str) and "\0" in instance_id):
         name = "uid" if "\0" in uid else "instance_id"
-        raise InvalidInput(f"{name} holds a NUL byte, which no database or file takes", field=name)
+        raise InvalidInput(f"{name} contains a NUL byte, which databases and files do not accept", field=name)
     span = None
-    # A ``raw_reward`` of its own has to be replaced with the reward: then one place is not enough.
+    # If the body has a ``raw_reward``, that must be replaced too, so one span is not enough.
     if reward is not None and isinstance(head.reward, msgspec.Raw) and head.raw_reward is msgspec.UNSET:
         span = find_field(body, head.reward)
     return Incoming(
@@ -145,8 +145,8 @@ def read_sample(body: bytes, *, is_lenient: bool, is_foreign: bool = False) -> I
 
 def _parse(body: bytes, *, is_foreign: bool) -> Head:
     try:
-        # The decoder skips over strings that it need not read: it would let bytes pass that are no UTF-8.
-        # Most bodies are ASCII, which is seen many times faster than a text is decoded.
+        # The decoder skips strings that it need not read, so it would accept bytes that are not UTF-8.
+        # Most bodies are ASCII, which is checked many times faster than decoding.
         if not body.isascii():
             body.decode()
         if len(body) > MAX_FIELD_BYTES:
@@ -158,7 +158,7 @@ def _parse(body: bytes, *, is_foreign: bool) -> Head:
         raise InvalidInput(f"the body is not JSON: {error}", field="body") from None
     if memoryview(head.messages)[0] != ord("["):
         raise InvalidInput("messages: must be a list", field="messages", hint=_FIELD_HINTS["messages"])
-    # Checked for the trainer's sake: Python reads no batch in which such a number stands.
+    # Python's ``json`` could not read a batch with such a number.
     if len(body) > LONGEST_NUMBER and _may_hold_long_number(body):
         _check_numbers(body)
     return head
@@ -173,7 +173,7 @@ def _check_fields(body: bytes, head: type[Head]) -> None:
 
 
 def _may_hold_long_number(body: bytes) -> bool:
-    # A number that is too long covers one of these places, so that few bytes of a body have to be looked at.
+    # A number that is too long covers one of these places, so only a few bytes must be checked.
     half = LONGEST_NUMBER // 2 - 1
     places = [at for at in range(0, len(body), LONGEST_NUMBER) if body[at : at + 1].isdigit()]
     return any(body[at : at + half].isdigit() or body[max(0, at - half) : at].isdigit() for at in places)
@@ -183,12 +183,12 @@ def _check_numbers(body: bytes) -> None:
     try:
         json.loads(body)
     except ValueError as error:
-        raise InvalidInput(f"the body holds a number that is too long: {error}", field="body") from None
+        raise InvalidInput(f"the body contains a number that is too long: {error}", field="body") from None
 
 
 def _wrong_field(complaint: str) -> InvalidInput:
-    """The decoder's complaint as ours: what is wrong, and with which field."""
-    # As in ``Expected `str`, got `int` - at `$.uid` ``.
+    """Convert the decoder's error: what is wrong, and in which field."""
+    # Format: ``Expected `str`, got `int` - at `$.uid` ``.
     message, _, path = complaint.partition(" - at `$.")
     missing = _missing_field(message)
     name = missing[1] if missing else path.rstrip("`").partition("[")[0] or "body"
@@ -216,10 +216,10 @@ _FIELD_HINTS = {
 
 
 def _ending(head: Head, *, is_lenient: bool) -> tuple[RolloutOutcome, float | None, str]:
-    """How the rollout ended, its reward if that counts, and else the error."""
+    """How the rollout ended, its reward if that counts, and otherwise the error."""
     outcome = None if head.outcome is None else _outcome(head, is_lenient=is_lenient)
     reward = _finite_number(head.reward)
-    # A failure of ours never has a reward, whatever stands in its body. What others call so is theirs, with a reward.
+    # A failed sample of Forebay's writers never has a reward, even if its body does. For other writers it counts.
     is_failed = head.status == "failed" and (reward is None or not isinstance(head, ForeignHead))
     if is_failed or (outcome is not None and outcome not in REWARDED):
         return outcome or RolloutOutcome.AGENT_FAILURE, None, _error_text(head.error)
@@ -249,20 +249,20 @@ def _outcome(head: Head, *, is_lenient: bool) -> RolloutOutcome | None:
 
 def _fork(head: Head, *, is_lenient: bool) -> int:
     fork = fork_number(head.fork)
-    # Without these nobody could say beside which main sample it belongs.
+    # Without these fields the fork could not be matched to its main sample.
     if fork and (head.epoch is None or head.slot is None or not rollout_id(head.rollout_id)):
         fork = None
     if fork is None and not is_lenient:
         raise InvalidInput(
-            f"fork must be an integer from 0 to {MAX_FORK}, beside epoch, slot and rollout_id",
+            f"fork must be an integer from 0 to {MAX_FORK}, together with epoch, slot and rollout_id",
             field="fork",
-            hint="a fork has those of its rollout's main sample, and is sent before it",
+            hint="a fork has the same ones as its rollout's main sample, and is sent before it",
         )
     return fork or 0
 
 
 def fork_number(value: object) -> int | None:
-    """A sample's ``fork`` if it is one: 0 for a main sample; else None."""
+    """Return a sample's ``fork`` if it is valid (0 for a main sample), otherwise None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FORK else None
 
 
@@ -278,7 +278,7 @@ def _finite_number(raw: msgspec.Raw | msgspec.UnsetType) -> float | None:
 
 
 def rollout_id(value: object) -> str:
-    """A sample's ``rollout_id`` as it is compared: "" unless it is a string or an integer."""
+    """Normalise a ``rollout_id`` for comparison: "" unless it is a string or an integer."""
     if value is None or isinstance(value, bool) or not isinstance(value, str | int):
         return ""
     return str(value)[:MAX_ID_LENGTH]
@@ -297,27 +297,27 @@ def _error_text(error: object) -> str:
 
 
 def read_any_sample(body: bytes) -> Incoming:
-    """Check a body, binary or JSON, and return its indexed fields. Raises ``InvalidInput`` that names the field."""
+    """Check a binary or JSON body and return its indexed fields. Raises ``InvalidInput`` that names the field."""
     return _read_binary(body) if is_binary(body) else read_sample(body, is_lenient=False)
 
 
 def _read_binary(body: bytes) -> Incoming:
     pieces = unpack(body)
     if not bytes(pieces.json[:1]) == b"{":
-        raise InvalidInput("behind the arrays of a binary sample comes a JSON object", field="body")
+        raise InvalidInput("a JSON object must follow the arrays of a binary sample", field="body")
     sample = read_sample(bytes(pieces.json), is_lenient=False)
     check_arrays(pieces)
     shift = len(body) - len(pieces.json)
-    # Found in the JSON alone; the stored body has the arrays in front of it.
+    # Found in the JSON part; in the stored body the arrays come before it.
     span = sample.reward_span
     sample.body, sample.reward_span = body, span and (span[0] + shift, span[1] + shift)
     return sample
 
 
 def is_policys(sampling: object, temperature: float = 1.0) -> bool:
-    """Whether tokens that were sampled so have the logprobs of the policy at ``temperature``, and were drawn by them.
+    """Whether tokens sampled this way have the policy's logprobs at ``temperature``, and were drawn from them.
 
-    ``sampling`` names what differs from neutral parameters; one with None is not known.
+    ``sampling`` lists the parameters that are not neutral; None means unknown.
     """
     if not isinstance(sampling, dict) or sampling.keys() - {"temperature"}:
         return False

@@ -1,4 +1,4 @@
-"""Tasks that run beside their starter, kept until they end."""
+"""Background tasks, kept until they end."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,27 +8,27 @@ T = TypeVar("T")
 
 
 class TaskSet:
-    """The tasks that somebody has started and that have not ended."""
+    """Tasks that were started and have not ended."""
 
     def __init__(self) -> None:
-        # The event loop itself keeps weak references only, and could lose a task in mid-work.
+        # The event loop itself keeps only weak references, so a running task could be garbage-collected.
         self._running: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run ``work`` in a task of its own. What it raises is the business of whoever awaits the task."""
+        """Run ``work`` in its own task. Its exceptions are raised where the task is awaited."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
     async def drain(self) -> None:
-        """Wait until none is left, those started meanwhile included. Raises nothing of theirs."""
-        # Tasks start others, also while the last ones are waited for.
+        """Wait until no task is left, including tasks started meanwhile. Raises none of their exceptions."""
+        # Tasks may start others, even during this wait.
         while self._running:
             await asyncio.wait(self._running)
 
     async def cancel(self) -> None:
-        """Cancel all of them and wait until they have ended. Raises nothing of theirs."""
+        """Cancel all tasks and wait until they have ended. Raises none of their exceptions."""
         for task in tuple(self._running):
             task.cancel()
         await self.drain()

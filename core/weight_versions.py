@@ -1,4 +1,4 @@
-"""Weight versions: which policy produced a sample's tokens, and what becomes of calls while it changes."""
+"""Weight versions: which policy produced a sample's tokens, and how calls in flight are treated when it changes."""
 
 import secrets
 from collections.abc import Collection
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 PauseMode = Literal["abort", "retract", "in_place"]
-"""What becomes of calls in flight: ended with what they have; kept, and their cache computed anew; kept as they are."""
+"""Calls in flight: ended with what they have; kept, with their cache recomputed; kept unchanged."""
 
 MAX_VERSION = (1 << 63) - 1
 APART = "@"
-"""Stands after the version in an engine's name for its weights, before what tells them from others so called."""
+"""Separates the version from a unique suffix in an engine's name for its weights."""
 
 
 def oldest_version(*versions: object) -> int | None:
-    """The least of the integers in ``versions`` and in the lists there; None if there is none.
+    """The smallest integer in ``versions`` and in the lists there; None if there is none.
 
-    Engines also name versions by words, which have no order.
+    Engines may also use text as a version, which has no order.
     """
     flat = [version for each in versions for version in (each if isinstance(each, list) else [each])]
     # The exact type: ``True`` is an int as well.
@@ -25,44 +25,44 @@ def oldest_version(*versions: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Weights that the engines of a run have been given."""
+    """Weights loaded into a run's engines."""
 
     version: int
     engine_name: str | None = None
-    """What the engines were told to call them; None where the trainer told them, or nobody did."""
+    """Name given to the engines for them; None if the trainer set it, or if it was not set."""
     keeps_cache: bool = True
-    """Whether the engines' caches may have kept what other weights had computed."""
+    """Whether the engines' caches may contain results of other weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedWeights:
-    """What the trainer of a run said last about the weights of its engines. Every announcement is another one."""
+    """The trainer's latest announcement about the weights of a run's engines. Every announcement is distinct."""
 
     id: str = ""
-    """Of this announcement, once and for ever; "" before the first."""
+    """Unique id of this announcement; "" before the first."""
     number: int = 0
-    """Which announcement of the run it is."""
+    """Sequence number of the announcement within the run."""
     version: int | None = None
-    """What the trainer calls the weights; None before the first."""
+    """The trainer's version of the weights; None before the first."""
     engine_name: str | None = None
-    """What the engines were told to call them; None where the server did not tell them."""
+    """Name given to the engines for them; None if the server did not set it."""
     last_kept: int = 0
-    """The newest announcement at which the engines' caches may have kept what other weights had computed."""
+    """The newest announcement after which the engines' caches may have kept results of other weights."""
 
     def followed_by(self, loaded: "Loaded") -> "AnnouncedWeights":
-        """The next announcement."""
+        """Return the next announcement."""
         number = self.number + 1
         last_kept = number if loaded.keeps_cache else self.last_kept
         return AnnouncedWeights(secrets.token_hex(8), number, loaded.version, loaded.engine_name, last_kept)
 
 
 def name_apart(version: int, present: Collection[str | None]) -> str:
-    """What engines are told to call the weights ``version``, other than what any of them calls its ``present`` ones."""
+    """Name for the weights ``version`` on the engines, different from the names in ``present``."""
     name = str(version)
     return f"{name}{APART}{secrets.token_hex(4)}" if name in present else name
 
 
 def number_of(name: str) -> int | None:
-    """The version in an engine's name for its weights; None if that is a word."""
+    """Extract the version from an engine's name for its weights; None if the name is text."""
     number = name.partition(APART)[0]
     return int(number) if number.isdecimal() else None

@@ -1,4 +1,4 @@
-"""Groups with their samples, as they are in memory: which are open, ready and closed. Pure: time is an argument."""
+"""Groups with their samples in memory: which are open, ready and closed. Pure: time is an argument."""
 
 from bisect import insort
 from collections import Counter
@@ -14,7 +14,7 @@ from forebay.core.records.rows import GroupRow
 from forebay.core.run import RunSettings
 
 OnChange = Callable[[SampleGroup, GroupState | None], None]
-"""Is given a group that has entered a state, and the one that it has left; None for one that has opened."""
+"""Receives a group that has entered a state, and its previous state; None for a new group."""
 
 
 def _nobody(_group: SampleGroup, _source: GroupState | None) -> None:
@@ -29,24 +29,24 @@ class Groups:
     settings: RunSettings
     on_change: OnChange = _nobody
     by_id: dict[str, SampleGroup] = field(default_factory=dict)
-    """Those in memory; of groups that nothing will be done with any more only the store may know."""
+    """Groups in memory; groups that are done may be only in the store."""
     by_instance: dict[InstanceId, list[SampleGroup]] = field(default_factory=dict)
     changed: dict[str, SampleGroup] = field(default_factory=dict)
     """Open groups that got a sample since ``is_valid_group`` was last asked."""
     short_valid: dict[str, SampleGroup] = field(default_factory=dict)
-    """Open groups that are valid although slots are empty."""
+    """Open groups that are valid although some slots are empty."""
     idle: dict[str, SampleGroup] = field(default_factory=dict)
-    """Open groups that do not age: none of their rollouts is in flight."""
+    """Open groups that do not age, because none of their rollouts is in flight."""
     unreported: dict[str, SampleGroup] = field(default_factory=dict)
     """Discarded groups that no successful reply has listed as finished."""
     closed: dict[int, SampleGroup] = field(default_factory=dict)
-    """By ``closed_seq``, the groups in memory that left the open state."""
+    """Groups in memory that left the open state, by ``closed_seq``."""
     done: list[str] = field(default_factory=list)
-    """Groups that were acknowledged, or whose report was, since it was last looked what memory may forget."""
+    """Groups that were acknowledged, or whose report was, since eviction was last considered."""
     num_opened: int = 0
     num_closed: int = 0
     states: Counter[GroupState] = field(default_factory=Counter)
-    """Of all groups, also those that are not in memory."""
+    """Number of groups in each state, including groups not in memory."""
     discard_reasons: Counter[str] = field(default_factory=Counter)
     alarm: AlarmCounts = field(default_factory=AlarmCounts)
     losses: Losses = field(init=False)
@@ -54,12 +54,12 @@ class Groups:
     num_live_bytes: int = 0
     next_order: int = 1
     first_epochs: Counter[InstanceId] = field(default_factory=Counter)
-    """For a writer that sends no epoch: the first epoch of an instance (those before it are skipped)."""
+    """For writers without epochs: the first epoch of an instance (earlier ones are skipped)."""
     unscheduled: list[SampleGroup] = field(default_factory=list)
-    """Groups whose deadline came nearer since it was last looked at: they opened, got a first sample, or age again."""
+    """Groups whose deadline may have moved closer since the last check: they opened, got a sample, or age again."""
     _ready: ReadyQueue = field(init=False)
     _undelivered: dict[int, str] = field(default_factory=dict)
-    """While groups are restored: by ``closed_seq``, why groups behind ``_last_useful`` were discarded."""
+    """Only during restore: reasons of discarded groups after ``_last_useful``, by ``closed_seq``."""
     _last_useful: int = 0
 
     def __post_init__(self) -> None:
@@ -67,18 +67,18 @@ class Groups:
         self._ready = ReadyQueue(self._is_ready)
 
     def adopt(self, settings: RunSettings, base_skip: Iterable[InstanceId]) -> None:
-        """Go on under the settings of another start of the run."""
+        """Use the settings of another start of the run."""
         self.settings = settings
         self.first_epochs = Counter(base_skip)
 
     def _is_ready(self, key: str) -> bool:
-        group = self.by_id.get(key)  # the queue may still name one that memory has forgotten
+        group = self.by_id.get(key)  # the queue may still contain an evicted group
         return group is not None and group.state is GroupState.READY
 
     # --- opening and filling
 
     def open(self, instance_id: InstanceId, epoch: int, now_s: float) -> SampleGroup:
-        """Open the group of ``instance_id`` in ``epoch``; the one that is there if it was opened before."""
+        """Open the group of ``instance_id`` in ``epoch``, or return the existing one."""
         key = group_id(instance_id, epoch)
         group = self.by_id.get(key)
         if group is None:
@@ -88,7 +88,7 @@ class Groups:
         return group
 
     def new_row(self, instance_id: InstanceId, epoch: int, now_s: float) -> GroupRow:
-        """The row of the next group to open."""
+        """Make the row of the next group to open."""
         return GroupRow(
             run_id=self.run_id,
             group_id=group_id(instance_id, epoch),
@@ -100,10 +100,10 @@ class Groups:
         )
 
     def add(self, group: SampleGroup, sample: Sample, now_s: float) -> None:
-        """Put a member sample into its group."""
+        """Add a member sample to its group."""
         row = group.row
         group.take(sample)
-        group.staged = None  # the hooks judged it without this sample
+        group.staged = None  # the hooks judged the group without this sample
         row.last_sample_s = now_s
         _count(row, sample)
         self.num_live_samples += 1
@@ -111,22 +111,22 @@ class Groups:
         self.changed[row.group_id] = group
         if len(group.samples) == 1:
             self.unscheduled.append(group)
-        if self.idle and self.is_full(group):  # no rollout of it will be in flight any more
+        if self.idle and self.is_full(group):  # none of its rollouts will be in flight any more
             self.set_busy(group, now_s)
 
     def is_full(self, group: SampleGroup) -> bool:
-        """Whether every slot has its sample, failed ones included."""
+        """Whether every slot has its sample, including failed ones."""
         return group.row.num_samples >= self.settings.group_size
 
     @property
     def num_full(self) -> int:
-        """How many open groups are full: ``is_valid_group`` is asked about them by the next read, or at the end."""
+        """Number of full open groups: the next read, or the end, calls ``is_valid_group`` for them."""
         return sum(self.is_full(group) for group in self.changed.values())
 
     # --- ageing
 
     def set_idle(self, group: SampleGroup, now_s: float) -> bool:
-        """An open group does not age from now on; false if that is so already, or it is full."""
+        """Stop an open group from ageing; False if it already does not age, or is full."""
         if group.state is not GroupState.OPEN or group.group_id in self.idle or self.is_full(group):
             return False
         self.idle[group.group_id] = group
@@ -134,7 +134,7 @@ class Groups:
         return True
 
     def set_busy(self, group: SampleGroup, now_s: float) -> bool:
-        """It ages again; false if it did all the time."""
+        """Let a group age again; False if it already ages."""
         if self.idle.pop(group.group_id, None) is None:
             return False
         group.end_idle(now_s)
@@ -144,9 +144,9 @@ class Groups:
     # --- moving
 
     def move(self, group: SampleGroup, target: GroupState, now_s: float, reason: str = "", detail: str = "") -> None:
-        """Bring a group into another state and keep every list in step. Raises ``ValueError`` for a forbidden one."""
+        """Move a group to another state and update every list. Raises ``ValueError`` for a forbidden transition."""
         row, source = group.row, group.state
-        # Before anything changes, so that a forbidden move leaves no trace.
+        # Checked before anything changes, so that a forbidden move has no effect.
         check_transition(source, target)
         self.states[source] -= 1
         self.states[target] += 1
@@ -155,9 +155,9 @@ class Groups:
         if source is GroupState.OPEN:
             self._close(group, now_s)
         if target is GroupState.READY:
-            if not row.order:  # one that comes back keeps its place in the order of delivery
+            if not row.order:  # a group that becomes ready again keeps its position in the order of delivery
                 row.order, self.next_order = self.next_order, self.next_order + 1
-            # It may be queued from an earlier time; the queue takes it once.
+            # It may already be queued; the queue ignores the repetition.
             self._ready.put(group.group_id, row.order)
             self._ready.note_version(group.group_id, group.oldest_version)
         elif target is GroupState.ACKED:
@@ -177,19 +177,19 @@ class Groups:
         self.idle.pop(group.group_id, None)
         group.end_idle(now_s)
         group.row.closed_s = now_s
-        # Those who follow closed groups ask for what came behind the number that they know.
+        # Followers of closed groups ask for those after the number that they know.
         self.num_closed += 1
         group.row.closed_seq = self.num_closed
         self.closed[self.num_closed] = group
 
     def _forget_samples(self, group: SampleGroup) -> None:
-        # Memory holds what may be delivered; whatever comes back later is read from the store.
+        # Memory holds what may be delivered; groups that become ready again are read from the store.
         self.num_live_samples -= len(group.samples)
         self.num_live_bytes -= group.num_bytes
         group.samples, group.filled, group.staged = [], bytearray(), None
 
     def revive(self, group: SampleGroup, samples: Iterable[Sample]) -> None:
-        """Give a delivered group its samples back, before it becomes ready again."""
+        """Restore the samples of a delivered group before it becomes ready again."""
         for sample in samples:
             group.take(sample)
         self.num_live_samples += len(group.samples)
@@ -198,7 +198,7 @@ class Groups:
     # --- in order
 
     def take_ready(self) -> Iterator[SampleGroup]:
-        """Ready groups, oldest first. The caller gives back with ``put_back`` those that it leaves ready."""
+        """Take ready groups, oldest first. The caller returns those that it leaves ready with ``put_back``."""
         return map(self.by_id.__getitem__, self._ready.take())
 
     def put_back(self, groups: Iterable[SampleGroup]) -> None:
@@ -207,13 +207,13 @@ class Groups:
             self._ready.put(group.group_id, group.row.order)
 
     def take_older(self, version: int) -> list[SampleGroup]:
-        """The ready groups with a sample of older weights than ``version``; each is found once."""
+        """Ready groups with a sample from weights older than ``version``; each group is found once."""
         return [self.by_id[key] for key in self._ready.take_older(version)]
 
-    # --- all of them
+    # --- all groups
 
     def in_state(self, *states: GroupState) -> list[SampleGroup]:
-        """The groups in any of ``states``, in the order in which they opened."""
+        """Groups in any of ``states``, in the order in which they opened."""
         return [group for group in self.by_id.values() if group.state in states]
 
     def is_any(self, *states: GroupState) -> bool:
@@ -230,14 +230,14 @@ class Groups:
         group = SampleGroup(row)
         self.by_id[row.group_id] = group
         of_instance = self.by_instance.setdefault(row.instance_id, [])
-        # Mostly at the end; one that was looked up goes where it was.
+        # Usually at the end; a group that was looked up is inserted at its old position.
         insort(of_instance, group, key=lambda other: other.row.number)
         return group
 
-    # --- those that memory need not hold
+    # --- groups that memory need not hold
 
     def forget(self, group: SampleGroup) -> None:
-        """Let go of a group that the store has, and that counts on."""
+        """Evict a group that the store has; it still counts."""
         del self.by_id[group.group_id]
         self.closed.pop(group.row.closed_seq, None)
         of_instance = self.by_instance[group.instance_id]
@@ -246,7 +246,7 @@ class Groups:
             del self.by_instance[group.instance_id]
 
     def recall(self, row: GroupRow) -> bool:
-        """Take in a group that was forgotten; False if it is there."""
+        """Load an evicted group; False if it is in memory."""
         if row.group_id in self.by_id:
             return False
         group = self._put(row)
@@ -257,9 +257,9 @@ class Groups:
     # --- after loading
 
     def restore(self, rows: Iterable[GroupRow], keeps: Callable[[GroupRow], bool]) -> None:
-        """Take over some stored groups, before ``restore_sample`` gives the live ones their samples.
+        """Load stored groups, before ``restore_sample`` gives the live ones their samples.
 
-        Those that it ``keeps`` are in memory; all of them count.
+        Only groups for which ``keeps`` is true stay in memory; all of them count.
         """
         for row in rows:
             if keeps(row):
@@ -279,7 +279,7 @@ class Groups:
     def _restore_kept(self, row: GroupRow) -> None:
         self.recall(row)
         if row.state is GroupState.OPEN:
-            # `restore_sample` counts them: a row that was written before its last samples knows less.
+            # `restore_sample` counts them: a row written before the last samples has lower counts.
             row.num_samples, row.num_failed, row.num_forks, row.last_sample_s = 0, 0, 0, None
             if row.idle_since_s is not None:
                 self.idle[row.group_id] = self.by_id[row.group_id]
@@ -289,7 +289,7 @@ class Groups:
             self.unreported[row.group_id] = self.by_id[row.group_id]
 
     def restore_sample(self, sample: Sample) -> SampleGroup:
-        """Give a live group a stored sample, in the order in which they came."""
+        """Add a stored sample to its live group; called in order of arrival."""
         key = sample.row.group_id
         group = self.by_id[key]
         group.take(sample)
@@ -302,25 +302,25 @@ class Groups:
         return group
 
     def restored(self) -> None:
-        """Every stored sample is where it was: note of which weights the ready groups are."""
-        # The alarm goes on where it was: the last groups that ended undelivered, one after the other.
+        """Finish restoring: record the weight versions of ready groups."""
+        # The alarm resumes with the last groups in a row that ended undelivered.
         for number in sorted(self._undelivered):
             self.alarm.note(GroupState.OPEN, GroupState.DISCARDED, self._undelivered[number])
         self._undelivered.clear()
         for group in list(self.idle.values()):
-            if self.is_full(group):  # its last sample, which says so, was stored behind its row
+            if self.is_full(group):  # its last sample was stored after its row
                 self.set_busy(group, group.row.last_sample_s or 0.0)
         for group in self.in_state(GroupState.READY):
             self._ready.note_version(group.group_id, group.oldest_version)
 
     def hold_back_parts(self) -> None:
-        """Let nobody be asked about open groups with empty slots, until they get another sample."""
+        """Ask no hook about incomplete open groups until they get another sample."""
         for group in [group for group in self.changed.values() if not self.is_full(group)]:
             del self.changed[group.group_id]
 
 
 def _count(row: GroupRow, sample: Sample) -> None:
-    """Count another sample of an open group: a fork fills no slot."""
+    """Count another sample of an open group; a fork fills no slot."""
     if sample.row.fork:
         row.num_forks += 1
     else:

@@ -11,16 +11,16 @@ from forebay.core.ids import InstanceId
 
 @dataclass
 class MetaWindow:
-    """Everything that arrived since the last successful read, failed samples excepted.
+    """Statistics of all samples since the last successful read, except failed ones.
 
     Mean and squared deviations are updated as in Welford (1962) and merged as in Chan et al. (1979), so that equal
-    rewards have no spread at all; a user's own meta hook is given the newest samples.
+    rewards have no spread at all. A user's own meta hook gets the newest samples.
     """
 
     keep_samples: int = 0
-    """How many of the newest samples to remember for a user's own hook."""
+    """Number of newest samples to remember for a user's hook."""
     ddof: int = 0
-    """What is taken from the number of samples for the deviation: 1 as in slime, 0 for the population's."""
+    """Subtracted from the number of samples for the deviation: 1 as in slime, 0 for the population's."""
     num_samples: int = 0
     instances: Counter[InstanceId] = field(default_factory=Counter)
     mean: float = 0.0
@@ -31,7 +31,7 @@ class MetaWindow:
     newest: deque[tuple[SampleGroup, Sample]] = field(default_factory=deque)
 
     def add(self, group: SampleGroup, sample: Sample) -> None:
-        """Count a sample that did not fail; a fork is of a rollout that its main sample counts."""
+        """Count a sample that did not fail; a fork's rollout is counted by its main sample."""
         reward = sample.row.reward
         if reward is None or sample.row.fork:
             return
@@ -40,7 +40,7 @@ class MetaWindow:
         delta = reward - self.mean
         self.mean += delta / self.num_samples
         self.deviations += delta * (reward - self.mean)
-        if reward < self.minimum:  # each write comes here: `min` costs several times as much
+        if reward < self.minimum:  # runs for each write: `min` costs several times as much
             self.minimum = reward
         if reward > self.maximum:
             self.maximum = reward
@@ -50,7 +50,7 @@ class MetaWindow:
                 self.newest.popleft()
 
     def merge_before(self, earlier: "MetaWindow") -> None:
-        """Take back what an unsuccessful delivery had consumed."""
+        """Return the samples of an unsuccessful delivery to this window."""
         count = self.num_samples + earlier.num_samples
         if count:
             delta = earlier.mean - self.mean
@@ -60,13 +60,13 @@ class MetaWindow:
         self.instances.update(earlier.instances)
         self.minimum = min(self.minimum, earlier.minimum)
         self.maximum = max(self.maximum, earlier.maximum)
-        # They were earlier, and go first when there are too many.
+        # They are older, so they are dropped first if there are too many.
         self.newest.extendleft(reversed(earlier.newest))
         while len(self.newest) > self.keep_samples:
             self.newest.popleft()
 
     def meta_info(self) -> dict[str, Any]:
-        """The keys that slime's client knows. Rewards are as they arrived."""
+        """The fields that slime's client expects. Rewards are unchanged."""
         count, groups = self.num_samples, len(self.instances)
         if not count:
             numbers = dict.fromkeys(("avg_reward", "reward_std", "reward_min", "reward_max"), 0.0)
@@ -83,5 +83,5 @@ class MetaWindow:
 
 
 def _finite(value: float) -> float:
-    """Rewards near float64's end overflow; JSON has no word for the result."""
+    """Replace overflows by 0: rewards near float64's limit overflow, and JSON cannot represent the result."""
     return value if math.isfinite(value) else 0.0

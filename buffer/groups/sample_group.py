@@ -1,4 +1,4 @@
-"""A sample and a group of samples, as they are in memory."""
+"""A sample and a group of samples in memory."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ class Sample(msgspec.Struct, gc=False):
     location: Location | None = None
     body: bytes | None = None
     head: bytes | None = None
-    """The head of a body that is a binary sample, b"" for JSON; None when that is not known yet."""
+    """The head of a binary sample's body, b"" for JSON; None if not known yet."""
 
     @property
     def num_bytes(self) -> int:
-        """The length of its body."""
+        """Length of the body."""
         return self.location.length if self.location is not None else len(self.body or b"")
 
 
 class SampleGroup:
-    """A group and, while it lives, its samples."""
+    """A group and, while it is live, its samples."""
 
     __slots__ = ("filled", "last_sample_at_s", "ready_at_s", "repeats", "row", "samples", "staged")
 
@@ -34,15 +34,15 @@ class SampleGroup:
         self.row = row
         self.samples: list[Sample] = []
         self.filled = bytearray()
-        """1 for each slot that has its main sample. A set would take ten times as much memory."""
+        """1 for each slot that has its main sample. A set would need ten times as much memory."""
         self.staged: object | None = None
-        """What the last hooks made of it, kept until it is delivered or changes."""
+        """The result of the last hooks, kept until the group is delivered or changes."""
         self.repeats: set[str] = set()
-        """Uids that were there when the run process was restarted, and that it has not sent again."""
+        """Uids received before the run process restarted that it has not resent."""
         self.last_sample_at_s = 0.0
-        """By ``time.monotonic``; 0 if none has come since the server started."""
+        """``time.monotonic`` of the last sample; 0 if none arrived since the server started."""
         self.ready_at_s = 0.0
-        """Since when it could be read, by the same clock; 0 if that was before."""
+        """``time.monotonic`` at which it became ready; 0 if that was before the server started."""
 
     @property
     def group_id(self) -> str:
@@ -58,26 +58,26 @@ class SampleGroup:
 
     @property
     def slots(self) -> set[int]:
-        """Those that have their main sample."""
+        """Slots that have their main sample."""
         return {slot for slot, is_filled in enumerate(self.filled) if is_filled}
 
     @property
     def completed(self) -> list[Sample]:
-        """The samples that did not fail, in the order in which they came; forks stand behind their main sample.
+        """Samples that did not fail, in order of arrival; forks follow their main sample.
 
-        A fork without one that did not fail is left out: what is not judged is not trained on.
+        A fork whose main sample failed or is missing is left out, because unjudged samples are not trained on.
         """
         kept = [sample for sample in self.samples if sample.row.reward is not None]
         return _with_forks(kept) if self.row.num_forks else kept
 
     @property
     def completed_mains(self) -> list[Sample]:
-        """The same without forks."""
+        """``completed`` without forks."""
         return [sample for sample in self.samples if sample.row.reward is not None and not sample.row.fork]
 
     @property
     def num_completed(self) -> int:
-        """Slots whose sample is there and did not fail."""
+        """Number of slots whose sample has arrived and did not fail."""
         return self.row.num_samples - self.row.num_failed
 
     def take(self, sample: Sample) -> None:
@@ -88,7 +88,7 @@ class SampleGroup:
             self.filled[sample.row.slot] = 1
 
     def failures_text(self) -> str:
-        """How many rollouts failed in which way, the most frequent first: ``2 engine_failure, 1 judge_failure``."""
+        """Count failed rollouts by kind, the most frequent first: ``2 engine_failure, 1 judge_failure``."""
         rows = (sample.row for sample in self.samples)
         failed = (row.rollout_outcome or "failed" for row in rows if row.reward is None and not row.fork)
         return ", ".join(f"{number} {outcome}" for outcome, number in Counter(failed).most_common())
@@ -99,7 +99,7 @@ class SampleGroup:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest weight version among the samples that did not fail; None if none of them tells."""
+        """The oldest weight version among the samples that did not fail; None if none names one."""
         versions = (sample.row.oldest_version for sample in self.completed)
         return min((version for version in versions if version is not None), default=None)
 
@@ -108,31 +108,31 @@ class SampleGroup:
         slot = self.filled.find(0)
         return len(self.filled) if slot < 0 else slot
 
-    # --- its age: neither of its two deadlines comes nearer while its run process says that none of its rollouts is in
-    # flight. All times are in the run's active seconds; what is counted stands in the row, and holds over restarts.
+    # --- its age: neither of its two deadlines advances while its run process reports that none of its rollouts is in
+    # flight. All times are in the run's active seconds; the row stores what was counted, so it survives restarts.
 
     def begin_idle(self, at_s: float) -> None:
-        """None of its rollouts is in flight from now on."""
+        """Stop ageing: none of its rollouts is in flight from now on."""
         if self.row.idle_since_s is None:
             self.row.idle_since_s = at_s
 
     def end_idle(self, at_s: float) -> None:
-        """It ages again."""
+        """Age again."""
         row = self.row
         if row.idle_since_s is not None:
             row.idle_s, row.timeout_from_s = self.idle_seconds(at_s), self.timeout_from(at_s) or 0.0
             row.idle_since_s = None
 
     def idle_seconds(self, until_s: float) -> float:
-        """For how long it has not aged since it opened; ``until_s`` is when it ages again, if it does not now."""
+        """Seconds without ageing since it opened; ``until_s`` is when it ages again if it does not now."""
         return self.row.idle_s + _since(self.row.idle_since_s, until_s)
 
     def age_s(self, now_s: float, until_s: float) -> float:
-        """How old it is now, as its deadline counts it."""
+        """Current age, as counted by its deadline."""
         return now_s - self.row.opened_s - self.idle_seconds(min(now_s, until_s))
 
     def timeout_from(self, until_s: float) -> float | None:
-        """When its last sample came, put off by the time since then in which it did not age; None without a sample."""
+        """When its last sample arrived, plus the time without ageing since then; None without a sample."""
         row = self.row
         if row.last_sample_s is None:
             return None

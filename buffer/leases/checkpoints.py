@@ -1,4 +1,4 @@
-"""Checkpoints of the trainer: which batches each holds, and going back to one."""
+"""Checkpoints of the trainer: which batches each holds, and rewinding to one."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,13 +11,13 @@ from forebay.core.records.rows import BatchRow, Row
 
 
 async def checkpoint(leases: Leases, step: int, batch_ids: Sequence[str] | None) -> list[BatchRow]:
-    """Fix batches to the checkpoint of ``step`` and acknowledge them, all or none; every batch that it then holds.
+    """Fix batches to the checkpoint of ``step`` and acknowledge them, all or none; return all batches in it.
 
-    Without ``batch_ids``: those that are acknowledged and that no checkpoint holds. The first checkpoint of a run also
-    holds what can never come back. Raises ``BatchNotFound``, ``LeaseLost``, ``CheckpointConflict``, ``StorageFailed``.
+    Without ``batch_ids``, fixes the acknowledged batches that no checkpoint holds. A run's first checkpoint also
+    holds what no rewind can undo. Raises ``BatchNotFound``, ``LeaseLost``, ``CheckpointConflict``, ``StorageFailed``.
     """
     buffer = leases.buffer
-    # Of what is at hand nothing may go before the answer is made.
+    # Nothing in memory may be evicted before the answer is made.
     with buffer.gone.nothing_forgotten():
         if buffer.batches.uses_checkpoints and buffer.batches.has_at_hand(step):
             return await _fix(leases, step, batch_ids)
@@ -30,9 +30,9 @@ async def _fix(leases: Leases, step: int, batch_ids: Sequence[str] | None) -> li
     if batch_ids is None:
         batch_ids = [row.batch_id for row in buffer.batches.in_checkpoint(None)]
     spent = [] if buffer.batches.uses_checkpoints else await _spent(leases, batch_ids)
-    # Everything is checked before anything changes: all batches are fixed, or none.
+    # Everything is checked before anything changes, so that all batches are fixed or none.
     async with leases.steady([*batch_ids, *spent]) as rows:
-        buffer.check_storage()  # what was looked up here is not what a recovery has loaded
+        buffer.check_storage()  # a recovery would have replaced what was looked up above
         for row in rows:
             leases.check(row)
         buffer.batches.check_fixable(rows, step)
@@ -44,9 +44,9 @@ async def _fix(leases: Leases, step: int, batch_ids: Sequence[str] | None) -> li
 
 
 async def _spent(leases: Leases, named: Iterable[str]) -> list[str]:
-    """Acknowledged batches, not ``named``, of which retention has removed bodies: no rewind can ever undo them.
+    """Find acknowledged batches, not ``named``, whose bodies retention removed: no rewind can undo them.
 
-    It does so as long as the run has no checkpoint. All others are whole when this returns.
+    Retention does so as long as the run has no checkpoint. All other batches are complete when this returns.
     """
     buffer, others, gone = leases.buffer, set(named), set[str]()
 
@@ -60,7 +60,7 @@ async def _spent(leases: Leases, named: Iterable[str]) -> list[str]:
         try:
             await read_back(buffer, wanted)
         except BodiesGone as error:
-            # Asked again without them: the next look may find others gone.
+            # Retried without them: the next attempt may find more missing.
             gone.update(error.group_ids)
         else:
             return [row.batch_id for row in batches() if gone.intersection(row.group_ids)]
@@ -69,15 +69,15 @@ async def _spent(leases: Leases, named: Iterable[str]) -> list[str]:
 async def rewind(leases: Leases, step: int | None) -> RewoundRows:
     """Undo every batch that no checkpoint up to ``step`` holds, and forget the later checkpoints; None undoes all.
 
-    Groups are ready again in their old order, and what ended undelivered is reported again. The weight version is that
-    of the checkpoint, under which none of them was too old, until the trainer announces what it has loaded. No step
-    begins by that: the engines have the weights that they had, and what they made with them is still there. Raises
+    Groups become ready in their old order, and groups that ended undelivered are reported again. The weight version
+    becomes that of the checkpoint, which makes none of them stale, until the trainer announces what it has loaded.
+    No new step begins: the engines keep their weights, and what they generated with them is kept. Raises
     ``CheckpointNotFound``, ``BodiesGone``, ``StorageFailed``.
     """
     buffer = leases.buffer
     async with buffer.lock, buffer.gone.everything():
         buffer.check_storage()
-        # Read before anything changes. `after` is asked again below: an ack may have come meanwhile.
+        # Read before anything changes. `after` is called again below because an ack may have arrived meanwhile.
         lost = await _read_back(leases, step)
         undone = buffer.batches.after(step)
         changed: list[Row] = []
@@ -109,5 +109,5 @@ def _what_is_left(leases: Leases, gone: Sequence[str]) -> str:
     holders = {batches.by_id[groups[group_id].row.batch_id].checkpoint_step for group_id in gone}
     newest = max((step for step in holders if step is not None), default=None)
     if newest is None or None in holders:
-        return "no checkpoint is left that can be gone back to; start another run"
-    return f"the earliest checkpoint that can be gone back to is that of step {newest}; keep_checkpoints keeps more"
+        return "no checkpoint can be rewound to any more; start another run"
+    return f"the earliest checkpoint to rewind to is that of step {newest}; raise keep_checkpoints to keep more"

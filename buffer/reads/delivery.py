@@ -1,4 +1,4 @@
-"""Handing groups to a trainer: which ones, as a batch that is leased to it."""
+"""Delivers groups to a trainer: chooses them and leases them as a batch."""
 
 import logging
 import time
@@ -25,30 +25,30 @@ from forebay.core.waiting import Deadline, Signal
 logger = logging.getLogger(__name__)
 
 POLLS_ON = (
-    "run %s (stream %r) has ended (%s) and has nothing left, and its client polls on: slime's own does so for ever,"
-    " whatever it is answered. End its trainer. --fetch-trajectory-retry-times bounds its polls, and slime's"
+    "run %s (stream %r) has ended (%s) and has nothing left, and its client polls on: slime's own client does so"
+    " for ever, whatever the reply. End its trainer. --fetch-trajectory-retry-times bounds its polls, and slime's"
     " --rollout-function-path forebay.client.slime.generate_rollout ends by itself"
 )
 
 
 @dataclass(slots=True)
 class LeasedBatch:
-    """Groups on their way to a trainer, and the reply that carries them."""
+    """A leased batch and the reply that carries it."""
 
     row: BatchRow
     groups: list[SampleGroup]
     reported: list[SampleGroup]
-    """Groups that ended undelivered, and that this batch's ``finished_groups`` tell of."""
+    """Groups that ended undelivered, and that this batch's ``finished_groups`` list."""
     window: MetaWindow
     staged: list[JudgedGroup]
-    """What goes out of each group."""
+    """The rows to send of each group."""
     stored: Stored
-    """Done when the lease is on the disk."""
+    """Completes when the lease is on the disk."""
     rows: ReplyRows = field(init=False)
     """The encoded samples, in order."""
     meta_info: dict[str, Any] = field(default_factory=dict)
     chosen_at_s: float = field(default_factory=time.monotonic)
-    """When the hooks had answered."""
+    """Monotonic seconds at which the hooks had answered."""
 
     @property
     def batch_id(self) -> str:
@@ -57,7 +57,7 @@ class LeasedBatch:
 
 @dataclass(slots=True)
 class _Described:
-    """What arrived until a reader's groups were found, which is no other's from then on, and what a hook says of it."""
+    """The samples reserved for one reader's meta info, and the meta hook's answer about them."""
 
     buffer: RunBuffer
     window: MetaWindow
@@ -65,47 +65,47 @@ class _Described:
 
 
 class _Reader:
-    """One who wants a batch."""
+    """A client that waits for a batch."""
 
     def __init__(self, request: ReadRequest) -> None:
         self.request = request
         self.batch: LeasedBatch | None = None
         self.error: BatchAcked | None = None
         self.tried: tuple[Signal, int] | None = None
-        """The news by which it was last tried to satisfy the request."""
+        """The change signal and its count at the last attempt to serve this request."""
         self.described: _Described | None = None
-        """What the user's own meta hook was asked for it."""
+        """What the user's meta hook was asked about for this reader."""
         self.is_served = False
-        """Whether somebody is just trying to satisfy the request."""
+        """Whether an attempt to serve this request is in progress."""
 
     @property
     def is_waiting(self) -> bool:
         return self.batch is None and self.error is None
 
     def knows(self, news: Signal) -> bool:
-        """Whether nothing has happened since that try."""
+        """Whether nothing has changed since the last attempt."""
         return self.tried == (news, news.count)
 
 
 class Delivery:
-    """Chooses groups for one run's readers, and leases them."""
+    """Chooses groups for one run's readers and leases them."""
 
     def __init__(self, buffer: RunBuffer, group_judge: GroupJudge) -> None:
         self._buffer = buffer
         self._group_judge = group_judge
         self._selection = Selection(buffer, group_judge)
         self._readers: dict[_Reader, None] = {}
-        """Those who want a batch, in the order in which they came."""
+        """Waiting readers, in order of arrival."""
         self.leases = Leases(buffer)
         self._num_reads_since_end: Counter[int] = Counter()
-        """By start of the run, since each may end: how often readers of slime's routes were told of the end."""
+        """Per start of the run (each may end): how often slime readers were answered that the run has ended."""
 
     async def read(self, request: ReadRequest, wait_s: float = 0.0) -> LeasedBatch | None:
-        """Lease a batch, waiting up to ``wait_s`` for it; None if it cannot be satisfied, and then nothing is taken.
+        """Lease a batch, waiting up to ``wait_s`` for it; None, and no change, if the request cannot be satisfied.
 
-        Of those who wait, whoever came first is asked first whether what is there satisfies it. The caller says
-        afterwards whether the batch ``arrived`` or was ``abandoned``. Raises ``RunEnded`` when nothing will ever come,
-        ``BatchAcked`` for the request of an acknowledged batch, ``StorageFailed`` when the lease cannot be stored.
+        Readers are served in order of arrival. The caller reports afterwards whether the batch ``arrived`` or was
+        ``abandoned``. Raises ``RunEnded`` when nothing will ever arrive, ``BatchAcked`` for the request of an
+        acknowledged batch, ``StorageFailed`` when the lease cannot be stored.
         """
         batch = await self._obtain(request, wait_s)
         if batch is None:
@@ -113,15 +113,15 @@ class Delivery:
         await self._fill(batch, has_rows=True)
         try:
             return batch if await self.confirm(batch) else None
-        except BaseException:  # also a reader that goes away: its groups must not stay leased
+        except BaseException:  # includes a cancelled reader: its groups must not stay leased
             self.leases.abandoned(batch.batch_id)
             raise
 
     async def prepare(self, request: ReadRequest, wait_s: float = 0.0) -> LeasedBatch | None:
-        """As ``read``, but for the rows, which are not loaded yet, and for the disk.
+        """Lease a batch like ``read``, but load no rows and do not wait for the disk.
 
-        The last byte must not go out before ``confirm``, which may wait for it. Whoever finds that a row cannot be read
-        says that the batch is ``broken``, and then that it is ``abandoned``.
+        The last byte must not be sent before ``confirm``, which may wait for the disk. If a row cannot be read, the
+        caller reports that the batch is ``broken``, and then ``abandoned``.
         """
         batch = await self._obtain(request, wait_s)
         if batch is not None:
@@ -130,17 +130,17 @@ class Delivery:
 
     async def _obtain(self, request: ReadRequest, wait_s: float) -> LeasedBatch | None:
         reader = _Reader(request)
-        # A dictionary for its order: whoever came first is tried first, and leaves in O(1).
+        # A dictionary, because it keeps the order of arrival and removes a reader in O(1).
         self._readers[reader] = None
         try:
             await self._serve_within(reader, Deadline(wait_s))
-        except BaseException:  # also a reader that goes away, just when another's turn had served it
+        except BaseException:  # includes a reader cancelled just after another's attempt had served it
             if reader.batch is not None:
                 self.leases.abandoned(reader.batch.batch_id)
             raise
         finally:
             del self._readers[reader]
-            if not reader.is_served:  # else whoever serves it does so
+            if not reader.is_served:  # otherwise the attempt in progress does so
                 self._take_back(reader)
         return reader.batch
 
@@ -149,21 +149,21 @@ class Delivery:
             buffer = self._buffer
             async with buffer.lock:
                 buffer.check_storage()
-                # Whoever has the lock serves all before it as well, so that none of them is overtaken.
+                # The holder of the lock serves all earlier readers too, so that none of them is overtaken.
                 await self._serve_up_to(reader)
-            # Another reader's turn may have served this one while it waited for the lock.
+            # Another reader may have served this one while it waited for the lock.
             if reader.error is not None:
                 raise reader.error
             if reader.batch is None and buffer.is_exhausted:
                 raise self._end(reader.request)
             if reader.batch is not None or deadline.left_s <= 0:
                 return
-            # News that came while others were tried is looked at before waiting for the next.
+            # A change that arrived during the attempts is handled before waiting for the next.
             if reader.knows(buffer.news) and not await deadline.wait(buffer.news):
                 return
 
     def _end(self, request: ReadRequest) -> RunEnded:
-        """What a reader is told when nothing will come; said to the log once, when slime's client does not hear it."""
+        """Make the error for a reader of an ended run; log once if slime's client keeps polling."""
         run = self._buffer.run
         reason = run.reason.partition("\n")[0] or run.state.value
         if request.is_slime:
@@ -173,19 +173,19 @@ class Delivery:
         return RunEnded(run.run_id, reason)
 
     async def _serve_up_to(self, last: "_Reader") -> None:
-        """Try to satisfy everybody who came before ``last``, and then ``last``, by what is there now."""
-        # A copy: readers come and go while hooks are asked.
+        """Try to serve every reader up to and including ``last`` from what is there now."""
+        # A copy, because readers come and go while hooks run.
         for reader in list(self._readers):
-            news = self._buffer.news
-            if reader.is_waiting and not reader.knows(news):
-                # Noted before the try: what arrives during it makes it worth another one.
-                reader.tried = (news, news.count)
+            changed = self._buffer.news
+            if reader.is_waiting and not reader.knows(changed):
+                # Noted before the attempt, so that a change during it causes another attempt.
+                reader.tried = (changed, changed.count)
                 reader.is_served = True
                 try:
                     batch = await self._lease(reader)
                 except BatchAcked as error:
                     reader.error = error
-                except BaseException:  # `last` goes away: the reader whose try that ended must try again
+                except BaseException:  # `last` was cancelled: the reader whose attempt that ended must retry
                     reader.tried = None
                     raise
                 else:
@@ -200,18 +200,18 @@ class Delivery:
     def _give(self, reader: "_Reader", batch: LeasedBatch | None) -> None:
         if reader in self._readers:
             reader.batch = batch
-        elif batch is not None:  # its reader went away meanwhile
+        elif batch is not None:  # its reader disconnected meanwhile
             self.leases.abandoned(batch.batch_id)
 
     def meta_info(self) -> dict[str, Any]:
-        """The meta info of a reply without data: nothing is consumed by it."""
+        """The meta info for a reply without data; consumes nothing."""
         return {**self._buffer.window.meta_info(), "finished_groups": []}
 
     # --- leasing
 
     async def _lease(self, reader: _Reader) -> LeasedBatch | None:
         request = reader.request
-        # A client that lost its reply asks again under the same id, and must not get a second batch.
+        # A client that lost its reply repeats the request id, and must not get a second batch.
         again = await self._leased_before(request.request_id) if request.request_id else None
         if again is not None:
             return again
@@ -219,9 +219,9 @@ class Delivery:
         return self._begin(reader, chosen) if chosen else None
 
     async def _describe(self, reader: _Reader) -> bool:
-        """Ask the user's own meta hook, once for each read; whether it was asked now.
+        """Ask the user's meta hook, once per read; return whether it was asked now.
 
-        What arrives from here on is in the next meta info: a read that was tried in vain does not ask again.
+        Samples that arrive from now on are in the next meta info: a read whose attempt failed does not ask again.
         """
         buffer = self._buffer
         if not buffer.hooks.in_host("meta_info"):
@@ -236,24 +236,24 @@ class Delivery:
         return True
 
     def _take_back(self, reader: _Reader) -> None:
-        """What was described for a reader that got nothing counts again."""
+        """Count again the samples that were described for a reader that got nothing."""
         described, reader.described = reader.described, None
-        # After a recovery the new buffer has loaded it.
+        # After a recovery the new buffer has loaded them.
         if described is not None and described.buffer is self._buffer:
             self._buffer.window.merge_before(described.window)
 
     def _take_window(self, reader: _Reader) -> tuple[MetaWindow, dict[str, Any]]:
-        """What a reader's batch is about, and the meta info of it."""
+        """The samples that a reader's batch covers, and their meta info."""
         buffer, described = self._buffer, reader.described
         if described is not None and described.buffer is buffer and described.meta_info is not None:
             reader.described = None
             return described.window, described.meta_info
-        # What arrives from now on is in the next meta info.
+        # Samples that arrive from now on are in the next meta info.
         window, buffer.window = buffer.window, buffer.new_window()
         return window, window.meta_info()
 
     async def _leased_before(self, request_id: str) -> LeasedBatch | None:
-        """The batch that this request got, once more; None if it got none, or has it no longer."""
+        """The batch that this request already got; None if it got none, or if the batch is no longer leased."""
         row = await self.leases.of_request(request_id)
         if row is not None and row.state is BatchState.ACKED:
             raise BatchAcked(row.batch_id)
@@ -262,13 +262,13 @@ class Delivery:
         groups, staged = self.leases.groups_of(row), []
         for group in groups:
             made = await self._group_judge.stage(group)
-            if made is None:  # a hook that fails only now: the next read finds it, and gets past it
+            if made is None:  # a hook fails only now: the next read finds and skips the group
                 self.leases.release_soon(row.batch_id)
                 return None
             staged.append(made)
         lease = self.leases.held.get(row.batch_id)
         if lease is None:
-            return None  # it was given back meanwhile
+            return None  # it was released meanwhile
         reported = [self._buffer.groups.by_id[key] for key in row.reported_ids]
         stored = self.leases.join(row)
         return LeasedBatch(row, groups, reported, lease.window, staged, stored, meta_info=row.meta_info)
@@ -277,16 +277,16 @@ class Delivery:
         buffer = self._buffer
         groups, reported = [choice.group for choice in chosen], list(buffer.groups.unreported.values())
         for group in groups:
-            # Valid while still short: it is closed by going out, and later samples are late.
+            # An incomplete but valid group is closed by delivery; later samples are late.
             if group.state is GroupState.OPEN:
                 buffer.move(group, GroupState.READY)
         window, described = self._take_window(reader)
         row = self._new_row(reader.request, chosen, reported)
         meta_info = self._with_groups(row, described, groups, reported)
-        # In the row, so that a repeated request gets the same; a self-acking batch is never sent a second time.
+        # Stored in the row, so that a repeated request gets the same; a self-acking batch is never resent.
         if not row.is_self_acking:
             row.meta_info = meta_info
-        # The lease is on its way to the disk from here on, while the reply is being made.
+        # The lease is being written to disk from here on, while the reply is made.
         staged = [choice.staged for choice in chosen]
         return LeasedBatch(row, groups, reported, window, staged, self.leases.begin(row, window), meta_info=meta_info)
 
@@ -312,7 +312,7 @@ class Delivery:
     # --- making the reply
 
     async def _fill(self, batch: LeasedBatch, *, has_rows: bool) -> None:
-        """Make what is sent while the lease is written down; on failure or cancellation the batch is given back."""
+        """Make the rows while the lease is being written; on failure or cancellation the batch is released."""
         is_filled = False
         try:
             batch.rows = self._rows(batch)
@@ -323,7 +323,7 @@ class Delivery:
         except StorageFailed as error:
             await self.broken(batch, error)
             raise
-        finally:  # also when the reader goes away: its groups must not stay leased
+        finally:  # also when the reader is cancelled: its groups must not stay leased
             if not is_filled:
                 self.leases.abandoned(batch.batch_id)
 
@@ -342,32 +342,32 @@ class Delivery:
     async def confirm(self, batch: LeasedBatch) -> bool:
         """Wait until the lease is on the disk. Raises ``StorageFailed``.
 
-        False if the groups are no longer this reader's, because the run was resumed or rewound meanwhile.
+        Returns False if the batch is no longer leased, because the run was resumed or rewound meanwhile.
         """
         await batch.stored
         return batch.batch_id in self.leases.held
 
     async def broken(self, batch: LeasedBatch, error: StorageFailed) -> None:
-        """A reply could not read all rows of its batch, or the lease could not be stored.
+        """Handle a reply that could not read all rows of its batch, or whose lease could not be stored.
 
-        Groups whose bodies are damaged end, so that the next read gets past them. A reply that comes so late that the
-        batch is not leased any more changes nothing: its groups are others' now, and their bodies may have moved.
+        Groups with damaged bodies are discarded, so that the next read skips them. A reply whose batch is not leased
+        any more changes nothing: its groups may be in another batch, and their bodies may have moved.
         """
         buffer, lease = self._buffer, self.leases.held.get(batch.batch_id)
         if lease is None:
-            logger.info("an old reply with batch %s ends: %s", batch.batch_id, error)
+            logger.info("an old reply with batch %s failed: %s", batch.batch_id, error)
             return
         logger.error("batch %s cannot be sent: %s", batch.batch_id, error)
-        # After a failed write the rows in memory may name places that are cut off again.
+        # After a failed write, rows in memory may point to offsets that were truncated.
         damaged = [] if buffer.has_failed else await self._damaged(batch)
-        # Checked again: reading took a while, and the groups may be others' by now.
+        # Checked again: reading took a while, and the lease may have ended meanwhile.
         if damaged and self.leases.held.get(batch.batch_id) is lease and not buffer.has_failed:
             self.leases.release_soon(batch.batch_id)
             for group, damage in damaged:
                 self._group_judge.discard_unreadable(group, damage)
 
     async def _damaged(self, batch: LeasedBatch) -> list[tuple[SampleGroup, BodyUnreadable]]:
-        """The groups of a leased batch that cannot be read where they are now, which the reply need not know."""
+        """The leased groups that cannot be read from where they are now, which may not be where the reply read."""
         damaged: list[tuple[SampleGroup, BodyUnreadable]] = []
         for group in self.leases.groups_of(batch.row):
             planned = group.staged.planned() if isinstance(group.staged, JudgedGroup) else []
@@ -376,12 +376,12 @@ class Delivery:
                     pass
             except BodyUnreadable as error:
                 damaged.append((group, error))
-            except StorageFailed:  # the machine is short of something: that says nothing about the body
+            except StorageFailed:  # the machine lacks some resource, which does not mean that the body is damaged
                 continue
         return damaged
 
     def _rows(self, batch: LeasedBatch) -> ReplyRows:
-        """The batch's rows, to be read; with a mark in those of stale groups."""
+        """The batch's rows, still to be read, with stale groups marked."""
         stale = set(batch.row.stale_ids)
         finish = {group.group_id: staleness.marked if group.group_id in stale else None for group in batch.groups}
         pairs = zip(batch.groups, batch.staged, strict=True)
@@ -391,7 +391,7 @@ class Delivery:
     # --- after loading
 
     def resume_with(self, buffer: RunBuffer, group_judge: GroupJudge, windows: Mapping[str, MetaWindow]) -> None:
-        """Go on with what was loaded. What is with a trainer stays leased, and what arrived is acknowledged."""
+        """Continue with the loaded state: leased batches stay leased, and arrived self-acking ones are acknowledged."""
         self._buffer, self._group_judge = buffer, group_judge
         self._selection = Selection(buffer, group_judge)
         self.leases.resume_with(buffer, windows)

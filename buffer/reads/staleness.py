@@ -1,4 +1,4 @@
-"""How far a group's weights are behind the trainer's."""
+"""How many weight versions a group is behind the trainer."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ MARK = b',"is_stale":true}'
 
 
 def bound(buffer: RunBuffer, max_staleness: int | None) -> int | None:
-    """The oldest weight version that is not stale, by the reader's own bound or the run's; None if nothing is."""
+    """The oldest weight version that is not stale, by the reader's bound or the run's; None without a bound."""
     most = buffer.run.settings.max_staleness if max_staleness is None else max_staleness
     current = buffer.run.weight_version
     if most is None:
@@ -25,30 +25,31 @@ def bound(buffer: RunBuffer, max_staleness: int | None) -> int | None:
 
 
 def discard_stale(buffer: RunBuffer, oldest: int | None) -> None:
-    """Discard the ready groups that are older than ``oldest``, unless the run keeps them."""
+    """Discard ready groups older than ``oldest``, unless the run keeps stale groups."""
     if oldest is not None and buffer.run.settings.stale_groups == "discard":
-        # Found by version, without a look at every group that is ready.
+        # Found by version, without scanning all ready groups.
         for group in buffer.groups.take_older(oldest):
             discard(buffer, group)
 
 
 def is_stale(group: SampleGroup, oldest: int | None) -> bool:
-    """Whether the group has a sample of older weights than ``oldest``."""
+    """Whether the group has a sample from weights older than ``oldest``."""
     version = None if oldest is None else group.oldest_version
     return oldest is not None and version is not None and version < oldest
 
 
 def discard(buffer: RunBuffer, group: SampleGroup) -> None:
-    """End a group that is stale."""
+    """Discard a stale group."""
     if group.state in (GroupState.OPEN, GroupState.READY):
-        detail = f"its oldest sample is of weight version {group.oldest_version}, now it is {buffer.run.weight_version}"
+        version = buffer.run.weight_version
+        detail = f"its oldest sample has weight version {group.oldest_version}; the current version is {version}"
         if group.oldest_version == 0:
             detail += "; samples from before the run's first announcement count as version 0"
         buffer.move(group, GroupState.DISCARDED, DiscardReason.STALE, detail)
 
 
 def distribution(groups: Iterable[SampleGroup], current: int | None) -> dict[str, int] | None:
-    """How many of the groups' samples are how stale, ``unknown`` last; None if no sample names a version."""
+    """Count the groups' samples by staleness, ``unknown`` last; None if no sample names a version."""
     versions = [sample.row.oldest_version for group in groups for sample in group.completed]
     if all(version is None for version in versions):
         return None
@@ -59,7 +60,7 @@ def distribution(groups: Iterable[SampleGroup], current: int | None) -> dict[str
 
 
 def marked(row: Parts) -> Parts:
-    """The encoded row with ``is_stale`` in it."""
-    # The last part ends with the object's own brace: the mark goes in before it.
+    """Add ``is_stale`` to an encoded row."""
+    # The last part ends with the object's closing brace: the mark replaces it.
     end = bytes(row[-1]).rstrip()
     return (*row[:-1], end[:-1], MARK)

@@ -1,4 +1,4 @@
-"""Reading bodies out of the segments, neighbours with one call. None leaves here before it is proved."""
+"""Reads bodies from the segments, neighbours together. Every returned body has been verified."""
 
 import errno
 import threading
@@ -18,46 +18,46 @@ from forebay.core.records.log_records import BODY_CHECKSUM_BYTES, is_body, is_st
 from forebay.core.records.rows import Location
 
 INLINE_BYTES = 1 << 20
-"""Up to so much is copied from the page cache where the caller stands; a thread would cost more."""
+"""Up to this size, bodies are copied from the page cache in the calling thread; another thread would cost more."""
 STRETCH_BYTES = 256 << 10
-"""What is read and proved together: it stays within the cache of a core. A longer body is alone."""
+"""Bytes read and verified together, so that they fit a core's cache. A longer body is read alone."""
 KEPT_BYTES = 2 << 20
-"""Of the memory that is read into, what a thread keeps."""
+"""Bytes of read buffer that a thread keeps."""
 GAP_BYTES = 4 << 10
-"""Neighbours so near are read together: copying what lies between costs less than a system call."""
+"""Neighbours up to this far apart are read together: copying the gap costs less than a system call."""
 
 DAMAGE = frozenset({errno.ENOENT, errno.EIO})
-"""What a read of a file says that is gone, or that the disk has lost."""
+"""Error numbers of a read which mean that the file is missing or the disk has lost it."""
 
 _num_bytes: "attrgetter[int]" = attrgetter("length")
 _in_order: "attrgetter[tuple[int, int]]" = attrgetter("segment", "offset")
 
 
 class _Region(NamedTuple):
-    """Stretches of one segment in memory, sorted: where each begins, and its bytes."""
+    """Stretches of one segment in memory, sorted: their start offsets and their bytes."""
 
     starts: list[int]
     views: list[memoryview]
 
     def find(self, offset: int) -> tuple[memoryview, int]:
-        """The stretch that has the byte at ``offset``, and where in it."""
-        # Mostly all that is read together are neighbours.
+        """Return the stretch that contains ``offset``, and the position in it."""
+        # Usually everything that is read together is one stretch.
         place = 0 if len(self.starts) == 1 else bisect_right(self.starts, offset) - 1
         return self.views[place], offset - self.starts[place]
 
 
 Regions = Mapping[int, _Region]
-"""What was read, by segment."""
+"""Regions read, by segment."""
 
 
 class Scratch:
-    """Memory to read into, used again and again: a new piece costs the kernel more than what is read into it."""
+    """A reusable read buffer: allocating memory costs the kernel more than reading into it."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def take(self, num_bytes: int) -> memoryview:
-        """So many bytes; whatever was taken before must not be looked at any more."""
+        """Return ``num_bytes`` of memory; invalidates what was taken before."""
         if num_bytes > KEPT_BYTES:
             return memoryview(bytearray(num_bytes))
         if len(self._buffer) < num_bytes:
@@ -73,7 +73,7 @@ class _OfThread(threading.local):
 class BodyReader:
     """Bodies in the segments of ``directory``. Any thread may call it.
 
-    Raises ``StorageFailed``, ``BodyUnreadable`` for a body that is gone or not what was written.
+    Raises ``StorageFailed``, and ``BodyUnreadable`` for a missing or damaged body.
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
@@ -81,20 +81,20 @@ class BodyReader:
         self._files = files
         self._paths: dict[int, Path] = {}
         self._of_thread = _OfThread()
-        """What is read there is copied before anything else is."""
+        """The thread's read buffer; its contents are copied before the next read."""
 
     def read(self, locations: Sequence[Location]) -> list[bytes]:
-        """The bodies at ``locations``, in that order."""
+        """Read the bodies at ``locations``, in order."""
         return self.read_slices([Slice(location, 0, location.length) for location in locations])
 
     def read_slices(self, slices: Sequence[Slice]) -> list[bytes]:
-        """Stretches of bodies, in that order."""
+        """Read parts of bodies, in order."""
         found = self._read_slices(slices, may_wait=True)
-        assert found is not None, "whoever may wait gets it all"
+        assert found is not None, "a read that may wait returns everything"
         return found
 
     def read_slices_cached(self, slices: Sequence[Slice]) -> list[bytes] | None:
-        """The same if they are little and in the page cache, else None; never waits for the disk."""
+        """Read small parts of bodies from the page cache; None if the disk would be needed."""
         return self._read_slices(slices, may_wait=False) if _are_few([read_for(each) for each in slices]) else None
 
     def _read_slices(self, slices: Sequence[Slice], *, may_wait: bool) -> list[bytes] | None:
@@ -108,13 +108,13 @@ class BodyReader:
         return made
 
     def gather(self, pieces: Sequence[Piece]) -> bytes:
-        """``pieces`` in one buffer, with a comma behind each."""
+        """Join ``pieces`` in one buffer, with a comma after each."""
         made = self._gather(pieces, may_wait=True)
-        assert made is not None, "whoever may wait gets it all"
+        assert made is not None, "a read that may wait returns everything"
         return made
 
     def gather_cached(self, pieces: Sequence[Piece]) -> bytes | None:
-        """The same if it is little and in the page cache, else None; never waits for the disk."""
+        """Join small ``pieces`` from the page cache; None if the disk would be needed."""
         read = [piece.location for piece in pieces if isinstance(piece, Edited)]
         return self._gather(pieces, may_wait=False) if _are_few(read) else None
 
@@ -123,11 +123,11 @@ class BodyReader:
         return None if regions is None else b"".join(_with_commas(pieces, regions))
 
     def prove(self, locations: Sequence[Location]) -> None:
-        """Raise ``BodyUnreadable`` unless every body is what was written."""
+        """Raise ``BodyUnreadable`` unless every body matches its checksum."""
         self._prove(locations, may_wait=True)
 
     def prove_cached(self, locations: Sequence[Location]) -> bool:
-        """Whether the bodies are little, in the page cache and what was written; never waits for the disk."""
+        """Whether the bodies are small, in the page cache, and match their checksums; never waits for the disk."""
         return _are_few(locations) and self._prove(locations, may_wait=False)
 
     def _prove(self, locations: Sequence[Location], *, may_wait: bool) -> bool:
@@ -140,14 +140,14 @@ class BodyReader:
         return True
 
     def prove_long(self, location: Location) -> None:
-        """The same of one body, of which no more than a part is in memory at a time."""
+        """Verify one long body, with only a part of it in memory at a time."""
         with self._opened(location.segment) as file:
             _check(file, location)
 
     def load(self, pieces: Sequence[Outbound], scratch: Scratch, *, may_wait: bool) -> Regions | None:
-        """What ``pieces`` lie in, proved and in memory, until ``scratch`` is used again.
+        """Load and verify what ``pieces`` need; valid until ``scratch`` is used again.
 
-        None if the disk would have to be waited for, and must not be.
+        Returns None if this would wait for the disk and ``may_wait`` is false.
         """
         stored = [piece for piece in pieces if isinstance(piece, Edited | Slice)]
         unproved = [each.location for each in stored if isinstance(each, Edited) or not each.is_proved]
@@ -156,7 +156,7 @@ class BodyReader:
     def _load(
         self, spans: Sequence[Location], unproved: Sequence[Location], scratch: Scratch, *, may_wait: bool
     ) -> Regions | None:
-        """``spans`` in memory, among them all bodies that are ``unproved``."""
+        """Load ``spans``, which include all ``unproved`` bodies."""
         by_segment = [
             (segment, list(_runs(of_it))) for segment, of_it in groupby(sorted(spans, key=_in_order), _segment)
         ]
@@ -176,7 +176,7 @@ class BodyReader:
         return regions if self._are_whole(unproved, regions, may_wait=may_wait) else None
 
     def _are_whole(self, unproved: Sequence[Location], regions: Regions, *, may_wait: bool) -> bool:
-        """False if only the disk can tell, and must not be asked. Raises ``BodyUnreadable``."""
+        """Verify the bodies; False if that would need the disk and must not. Raises ``BodyUnreadable``."""
         for location in unproved:
             region, at = regions[location.segment].find(location.offset)
             if is_body(region, at, location):
@@ -188,7 +188,7 @@ class BodyReader:
         return True
 
     def open(self, segment: int) -> ReadFile:
-        """The file of a segment, to be closed by the caller."""
+        """Open the file of a segment; the caller closes it."""
         try:
             return self._files.open_read(self._path(segment))
         except OSError as error:
@@ -199,7 +199,7 @@ class BodyReader:
         file = self.open(segment)
         try:
             yield file
-        except StorageFailed:  # an OSError as well, which has said already what is wrong
+        except StorageFailed:  # also an OSError, but it already has its message
             raise
         except OSError as error:
             raise unreadable(segment, error) from error
@@ -207,7 +207,7 @@ class BodyReader:
             file.close()
 
     def _path(self, segment: int) -> Path:
-        """Kept, since making one costs as much as reading 100 KB."""
+        """Path of a segment; cached, because making it costs as much as reading 100 KB."""
         path = self._paths.get(segment)
         if path is None:
             path = self._paths[segment] = segment_path(self._directory, segment)
@@ -215,7 +215,7 @@ class BodyReader:
 
 
 def _are_few(locations: Sequence[Location]) -> bool:
-    # A list, not a generator: it is faster, and this is asked for every read.
+    # A list, not a generator: it is faster, and this runs for every read.
     return sum([location.length for location in locations]) <= INLINE_BYTES
 
 
@@ -224,7 +224,7 @@ def _segment(location: Location) -> int:
 
 
 def read_for(piece: Edited | Slice) -> Location:
-    """What must be read for a piece: all of a body that is still to be proved."""
+    """The bytes to read for a piece: the whole body if it is not verified yet."""
     return piece.span if isinstance(piece, Slice) and piece.is_proved else piece.location
 
 
@@ -233,10 +233,10 @@ def _num_read(piece: Slice) -> int:
 
 
 def _runs(spans: Iterator[Location]) -> Iterator[tuple[int, int]]:
-    """Where sorted spans of one segment begin and end, those joined between which there is no more than a gap."""
+    """Join sorted spans of one segment across small gaps; yields start and end offsets."""
     start = end = -1
     for span in spans:
-        # With the checksum, which stands before a body.
+        # Includes the checksum, which precedes the body.
         first, last = span.offset - BODY_CHECKSUM_BYTES, span.offset + span.length
         if end >= 0 and first - end > GAP_BYTES:
             yield start, end
@@ -249,7 +249,7 @@ def _runs(spans: Iterator[Location]) -> Iterator[tuple[int, int]]:
 
 
 def parts(pieces: Sequence[Outbound], regions: Regions) -> Iterator[BytesLike]:
-    """The bytes of ``pieces``, with a comma behind each ``Edited`` one."""
+    """Yield the bytes of ``pieces``, with a comma after each ``Edited`` one."""
     for piece in pieces:
         if isinstance(piece, Edited | Slice):
             location = piece.location
@@ -274,20 +274,20 @@ def _with_commas(pieces: Sequence[Piece], regions: Regions) -> Iterator[BytesLik
 
 
 def _check(file: ReadFile, location: Location) -> None:
-    """Raise ``BodyUnreadable`` unless the body is what was written."""
+    """Raise ``BodyUnreadable`` unless the body matches its checksum."""
     if not is_stored(file, location):
         place = f"bytes {location.offset} to {location.offset + location.length}"
-        raise unreadable(location.segment, f"{place} are not what was written")
+        raise unreadable(location.segment, f"{place} do not match their checksum")
 
 
 def unreadable(segment: int, reason: str | OSError) -> StorageFailed:
-    """The error to raise for a segment of which something cannot be read.
+    """Make the error for a segment that cannot be read.
 
-    ``BodyUnreadable`` if it is gone or damaged; anything else, as too many open files, says nothing about the body.
+    ``BodyUnreadable`` if it is missing or damaged; other errors, such as too many open files, concern no body.
     """
     message = f"segment {segment}: {reason}"
     if isinstance(reason, str) or reason.errno in DAMAGE:
         return BodyUnreadable(message)
     return StorageFailed(
-        message, what="a stored body cannot be read now", hint="it is kept: read again once that is over"
+        message, what="a stored body cannot be read now", hint="the body is kept: retry once the cause is gone"
     )

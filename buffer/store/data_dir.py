@@ -11,7 +11,7 @@ from forebay.core.files import FILE_MODE, FOLDER_MODE, OTHERS, make_private, syn
 FORMAT_VERSION = 3
 _FORMAT_PREFIX = "forebay data "
 OWN_NAMES = ("format", "lock", "reserve", "index.sqlite", "segments", "quarantine", "runs", "pauses")
-"""What the names begin with that the server makes in its data directory."""
+"""Prefixes of the names that the server creates in its data directory."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +28,12 @@ class DataDir:
         self._lock_fd: int | None = None
 
     def open(self) -> None:
-        """Make what is missing and lock it. Raises ``StorageFailed`` when it is in use or of another format."""
+        """Create what is missing and lock it. Raises ``StorageFailed`` if it is in use or has another format."""
         self.path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         self.segments.mkdir(FOLDER_MODE, exist_ok=True)
         self._lock()
         try:
-            # Under the lock: two servers that start at once must not both write it.
+            # Under the lock, so that two servers starting at once do not both write it.
             self._check_format()
             self._make_private()
             sync_directory(self.path)
@@ -42,7 +42,7 @@ class DataDir:
             raise
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the lock."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -50,7 +50,7 @@ class DataDir:
     def _lock(self) -> None:
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
-            # The kernel lets go of it with the process, however that ends: no stale lock is ever left.
+            # The kernel releases the lock when the process ends for any reason, so no stale lock remains.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
@@ -60,8 +60,8 @@ class DataDir:
         self._lock_fd = fd
 
     def _make_private(self) -> None:
-        """What lies in it is nobody else's: conversations, rewards, generators, keys of runs and engines."""
-        # By name: whoever names a folder of other things must not find the rights of all of them changed.
+        """Remove other users' permissions: it holds conversations, rewards, generators, keys of runs and engines."""
+        # By name: if the folder has other contents, their permissions must not change.
         found = [entry for entry in self.path.iterdir() if entry.name.startswith(OWN_NAMES)]
         try:
             num_changed = sum(map(make_private, found))
@@ -69,11 +69,11 @@ class DataDir:
                 self.path.chmod(FOLDER_MODE)
                 num_changed += 1
         except OSError as error:
-            logger.warning("others may read what is in %s, and it cannot be changed: %s", self.path, error)
+            logger.warning("other users may read files in %s, and the permissions cannot be changed: %s", self.path, error)
             return
         if num_changed:
             logger.warning(
-                "others could read what is in %s: %d files and folders are its owner's now", self.path, num_changed
+                "other users could read files in %s: %d files and folders are now private", self.path, num_changed
             )
 
     def _check_format(self) -> None:
@@ -84,11 +84,11 @@ class DataDir:
         found = path.read_text(errors="replace").strip()
         version = found.removeprefix(_FORMAT_PREFIX)
         if not found.startswith(_FORMAT_PREFIX) or not version.isdecimal():
-            raise self._refusal(f"its file 'format' says {found[:40]!r}", "is it a data directory of forebay?")
+            raise self._refusal(f"its file 'format' says {found[:40]!r}", "check that it is a data directory of Forebay")
         if int(version) != FORMAT_VERSION:
             raise self._refusal(
-                f"it has format {version}, and this forebay reads format {FORMAT_VERSION}",
-                "use the version of forebay that wrote it, or give another --data-dir",
+                f"it has format {version}, but this version of Forebay reads format {FORMAT_VERSION}",
+                "use the version of Forebay that wrote it, or another --data-dir",
             )
 
     def _refusal(self, reason: str, hint: str) -> StorageFailed:

@@ -1,7 +1,7 @@
-"""The SQLite index: what the log says, ready for queries. It can be deleted at any time.
+"""The SQLite index: the log's contents, ready for queries. It can be deleted at any time.
 
-It follows the log off the path of the commits, as far behind as ``BACKLOG_ENTRIES``, and says itself up to where it is
-complete: what it lacks is read from the log. Everything here runs in the writer's thread; ``index_queries`` reads it.
+It follows the log asynchronously, at most ``BACKLOG_ENTRIES`` behind, and stores the position up to which it is
+complete: the rest is read from the log. All of this runs in the writer's thread; ``index_queries`` reads it.
 """
 
 import itertools
@@ -36,18 +36,18 @@ SCHEMA = (
     "CREATE INDEX batches_by_number ON batches (run_id, number)",
     CHECKPOINTS.schema,
     *index_rows.SCHEMA,
-    # Apart from the runs, because a tick may come before the row of its run.
+    # Not in the runs table, because a tick may arrive before the row of its run.
     "CREATE TABLE active_times (run_id TEXT PRIMARY KEY, active_s REAL NOT NULL, checksum INTEGER) WITHOUT ROWID",
     "CREATE TABLE complete_up_to"
     " (only INTEGER PRIMARY KEY CHECK (only = 0), segment INTEGER, offset INTEGER, checksum INTEGER)",
 )
 SCHEMA_VERSION = xxh3_64_intdigest("\n".join(SCHEMA).encode()) & 0x7FFFFFFF
-"""Follows from the schema: an index of any other schema is built anew."""
+"""Derived from the schema: an index with a different schema is rebuilt."""
 
 START = Position(0, 0)
 ROWS_PER_STATEMENT = 64
 BACKLOG_ENTRIES = 4096
-"""With so many entries waiting, a commit waits for the index."""
+"""Number of waiting entries at which a commit waits for the index."""
 SLICE_ENTRIES = 512
 CATCH_UP_ENTRIES = 4096
 
@@ -67,7 +67,7 @@ _PRAGMAS = (
 class Index:
     """The writing side of the index. Used from one thread; raises ``sqlite3.Error``.
 
-    ``position`` is the place in the log up to which it is complete, ``num_builds`` counts the files begun.
+    ``position`` is the log position up to which it is complete, ``num_builds`` counts the files started.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class Index:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Open the file and look through it; begin an empty one if it is missing, damaged or of another schema."""
+        """Open and verify the file; start an empty one if it is missing, damaged or has another schema."""
         try:
             with index_damage.words_of_damage():
                 self._open()
@@ -96,9 +96,9 @@ class Index:
             self.clear()
 
     def _verify(self) -> None:
-        """Raise ``IndexDamaged`` unless the whole file is sound. Takes two seconds for a million samples.
+        """Raise ``IndexDamaged`` unless the whole file is intact. Takes two seconds for a million samples.
 
-        A damaged page is found by what SQLite checks, a changed value by its row's checksum.
+        SQLite's check finds damaged pages; the rows' checksums find changed values.
         """
         connection = self._require()
         [(found,)] = connection.execute("PRAGMA integrity_check(1)")
@@ -106,7 +106,7 @@ class Index:
             raise IndexDamaged(found)
         statements = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
         if tuple(sql for (sql,) in statements) != SCHEMA:
-            raise IndexDamaged("its tables are others than its version says")
+            raise IndexDamaged("its tables do not match its version")
         for table in TABLES.values():
             exhaust(table.checked(connection))
         exhaust(index_rows.checked_samples(connection.execute(index_rows.EVERYTHING)))
@@ -116,17 +116,17 @@ class Index:
         rows = self._require().execute("SELECT segment, offset, checksum FROM complete_up_to")
         for segment, offset, _ in checked(rows, 2):
             return Position(segment, offset)
-        raise IndexDamaged("it does not say up to where it is complete")
+        raise IndexDamaged("it does not say up to which position it is complete")
 
     def replace(self, reason: str) -> None:
-        """Put a damaged file aside and begin an empty one."""
-        logger.error("the index is damaged (%s); all that was in it is read from the log", reason)
+        """Set a damaged file aside and start an empty one."""
+        logger.error("the index is damaged (%s) and is rebuilt from the log", reason)
         self.close()
         index_damage.set_aside(self.path)
         self.clear()
 
     def clear(self) -> None:
-        """Delete the file and begin an empty one."""
+        """Delete the file and start an empty one."""
         self.num_builds += 1
         self.close()
         index_damage.delete(self.path)
@@ -135,21 +135,21 @@ class Index:
         for statement in SCHEMA:
             connection.execute(statement)
         connection.execute("INSERT INTO complete_up_to VALUES (0, ?, ?, ?)", (*START, checksum(START)))
-        # With the tables in one transaction: a kill in between leaves a file that counts as of another schema.
+        # In one transaction with the tables: a kill in between leaves a file that counts as having another schema.
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
         self.position = START
 
     def close(self) -> None:
-        """Close the file; fails silently, since nothing depends on it."""
+        """Close the file. Ignores errors, because nothing depends on it."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(sqlite3.Error):
                 connection.close()
 
     def save_room(self) -> None:
-        """Let the WAL take next to nothing from now on: the disk is full."""
-        with suppress(OSError):  # it is as good as it gets
+        """Keep the WAL as small as possible because the disk is full."""
+        with suppress(OSError):  # best effort
             index_damage.delete_set_aside(self.path)
         with suppress(sqlite3.Error):
             self._require().execute("PRAGMA wal_autocheckpoint = 64")
@@ -161,26 +161,26 @@ class Index:
             self._require().execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
 
     def apply(self, records: Iterable[tuple[Sequence[Row], Location | None, int]], end: Position) -> None:
-        """Take in ``records``, each with its segment, which reach up to ``end``, in one transaction."""
+        """Add ``records``, each with its segment and reaching up to ``end``, in one transaction."""
         update = IndexUpdate()
         for rows, location, segment in records:
             update.add(rows, location, segment)
         connection = self._require()
-        # The write lock at once: a transaction that begins by reading may fail when it is to write.
+        # Takes the write lock at once: a transaction that begins by reading may fail at its first write.
         connection.execute("BEGIN IMMEDIATE")
         try:
             self._write(connection, update)
-            # In the same transaction as the rows, so that a crash leaves no doubt about what is in.
+            # In the same transaction as the rows, so that a crash cannot separate them.
             connection.execute("UPDATE complete_up_to SET segment = ?, offset = ?, checksum = ?", (*end, checksum(end)))
             connection.execute("COMMIT")
-        except BaseException:  # also a cancellation: no transaction may stay open
-            with suppress(sqlite3.Error):  # the first error is the one to tell
+        except BaseException:  # includes a cancellation: no transaction may stay open
+            with suppress(sqlite3.Error):  # the first error is the one to report
                 connection.execute("ROLLBACK")
             raise
         self.position = end
 
     def _write(self, connection: sqlite3.Connection, update: IndexUpdate) -> None:
-        # First as they opened, then as they are: `seq` must be that of their opening.
+        # First the state at opening, then the current one: `seq` must be that of the opening.
         _write_rows(connection, GROUPS.insert_missing, map(GROUPS.to_values, update.opened.values()))
         for row_type, rows in update.rows.items():
             table = TABLES[row_type]
@@ -189,7 +189,7 @@ class Index:
         _write_rows(
             connection, index_rows.insert, (index_rows.to_values(key, part) for key, part in update.samples.items())
         )
-        # Columns written again replace the rows of their segment, among them those that came with this very batch.
+        # Rewritten columns replace the rows of their segment, including those from this very batch.
         connection.executemany(index_rows.DELETE, update.columns)
         kept = ((row, segment) for row, segment in update.columns.values() if row.samples)
         _write_rows(
@@ -210,8 +210,8 @@ class Index:
             connection.execute("INSERT OR REPLACE INTO active_times VALUES (?, ?, ?)", (*row, checksum(row)))
 
     def _connect(self) -> sqlite3.Connection:
-        os.close(opener(str(self.path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC))  # its WAL gets the rights that it has
-        # None: Python's module would begin transactions of its own.
+        os.close(opener(str(self.path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC))  # the WAL inherits its permissions
+        # None: otherwise Python's module would begin its own transactions.
         connection = sqlite3.connect(self.path, isolation_level=None, cached_statements=256)
         self._connection = connection
         for pragma in _PRAGMAS:
@@ -234,7 +234,7 @@ class _Waiting(msgspec.Struct, frozen=True, gc=False):
 
 
 class Feeder:
-    """Durable entries on their way into the index. Used from the writer's thread; raises ``sqlite3.Error``."""
+    """Brings durable entries into the index. Used from the writer's thread; raises ``sqlite3.Error``."""
 
     def __init__(self, log: SegmentLog, index: Index) -> None:
         self._log = log
@@ -248,36 +248,36 @@ class Feeder:
 
     @property
     def is_pressing(self) -> bool:
-        """Whether so much waits that feeding cannot be put off."""
+        """Whether the backlog is so large that feeding cannot be postponed."""
         return len(self._backlog) >= BACKLOG_ENTRIES
 
     def open(self) -> None:
         """Open the index and bring it up to date from the log."""
         self._index.open()
-        # A power cut may cost the index its last commits, never the log: this one has been replaced, or cut by hand.
+        # A power cut may cost the index its last commits, never the log, so the log was replaced or cut by hand.
         if self._index.position != START and not self._log.holds(self._index.position):
-            logger.warning("the index is ahead of the log; building it anew")
+            logger.warning("the index is ahead of the log and is rebuilt")
             self._index.clear()
         self._mending(self._catch_up)
 
     @property
     def position(self) -> Position:
-        """The place in the log up to which the index is complete."""
+        """The log position up to which the index is complete."""
         return self._index.position
 
     @property
     def num_builds(self) -> int:
-        """How often the index was begun anew. Any thread may ask."""
+        """How often the index was started from empty. Callable from any thread."""
         return self._index.num_builds
 
     def rebuild(self, reason: str) -> None:
-        """Put the damaged index aside and read the whole log."""
+        """Set the damaged index aside and read the whole log."""
         self._index.replace(reason)
         self._catch_up()
-        logger.warning("the index is built anew")
+        logger.warning("the index is rebuilt")
 
     def _mending(self, work: Callable[[], None]) -> None:
-        """Do ``work`` on the index, or build it anew if that finds it damaged."""
+        """Do ``work`` on the index; rebuild the index if it proves damaged."""
         try:
             with index_damage.words_of_damage():
                 work()
@@ -292,23 +292,23 @@ class Feeder:
             self._index.apply(
                 [(record.rows, record.location, record.end.segment) for record in records], records[-1].end
             )
-        # A tail of damaged records has no rows, and is not to be looked at again.
+        # A tail of damaged records has no rows, and need not be scanned again.
         if self._index.position != self._log.end:
             self._index.apply([], self._log.end)
 
     def add(self, entries: Sequence[LogEntry], locations: Sequence[Location | None]) -> None:
-        """Take in entries that the log has confirmed."""
+        """Add entries that the log has confirmed."""
         end = self._log.end
         self._backlog.extend(
             _Waiting(entry.rows, location, end) for entry, location in zip(entries, locations, strict=True)
         )
 
     def feed(self) -> None:
-        """Bring one slice into the index; whole commits only, so that its position is exact."""
+        """Bring one slice into the index, in whole commits only, so that its position is exact."""
         if not self._backlog:
             return
         taken: list[_Waiting] = []
-        # Entries of one commit share its end: half of them in, the index would skip the others after a crash.
+        # Entries of one commit share its end: with half of them in, the index would skip the rest after a crash.
         while self._backlog and (len(taken) < SLICE_ENTRIES or self._backlog[0].end == taken[-1].end):
             taken.append(self._backlog.popleft())
         entries = [(each.rows, each.location, each.end.segment) for each in taken]
@@ -324,15 +324,15 @@ class Feeder:
             self.feed()
 
     def save_room(self) -> None:
-        """Let the index take next to no further room."""
+        """Keep the index as small as possible."""
         self._index.save_room()
 
     def take_room(self) -> None:
-        """Let the index take as much room as it wants again."""
+        """Let the index grow again."""
         self._index.take_room()
 
     def forget(self) -> None:
-        """Drop what waits; ``open`` will read it from the log again."""
+        """Drop the backlog; ``open`` will read it from the log again."""
         self._backlog.clear()
 
     def close(self) -> None:
@@ -343,18 +343,18 @@ class Feeder:
 def _write_rows(
     connection: sqlite3.Connection, statement: Callable[[int], str], rows: Iterable[Sequence[object]]
 ) -> None:
-    """Many rows to a statement: each statement gives up the interpreter's lock once, and has to win it back."""
+    """Write many rows per statement, because each statement releases and must regain the interpreter's lock."""
     for part in batches(rows, ROWS_PER_STATEMENT):
         connection.execute(statement(len(part)), list(itertools.chain.from_iterable(part)))
 
 
 def exhaust(items: Iterable[object]) -> None:
-    """Look at all of them, and keep none."""
+    """Iterate over all items and keep none."""
     deque(items, maxlen=0)
 
 
 def batches(items: Iterable[Any], size: int) -> Iterable[list[Any]]:
-    """``items`` in lists of ``size``."""
+    """Split ``items`` into lists of ``size``."""
     iterator = iter(items)
     while batch := list(itertools.islice(iterator, size)):
         yield batch

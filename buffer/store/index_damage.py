@@ -1,4 +1,4 @@
-"""Damage of the index: what tells of it, and what becomes of the file. The log has everything that was in it."""
+"""Damage of the index: how it is detected, and what happens to the file. The log has all of its contents."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 FILES = ("", "-wal", "-shm", "-journal")
-"""What SQLite may have of one database: a WAL that is left beside a new file would be replayed into it."""
+"""Suffixes of SQLite's files for one database. A WAL left next to a new file would be replayed into it."""
 
 _OTHER_CAUSES = frozenset(
     {
@@ -33,33 +33,33 @@ logger = logging.getLogger(__name__)
 
 
 class IndexDamaged(sqlite3.DatabaseError):
-    """What the index says cannot be so."""
+    """The index contradicts itself."""
 
 
 @contextmanager
 def words_of_damage() -> Iterator[None]:
-    """Raise ``IndexDamaged`` where SQLite names what is damaged, and the name is no text any more."""
+    """Raise ``IndexDamaged`` where SQLite names a damaged object whose name is not valid text."""
     try:
         yield
     except UnicodeDecodeError as error:
-        raise IndexDamaged(f"what SQLite says of it is no text: {error}") from error
+        raise IndexDamaged(f"SQLite's message about it is not valid text: {error}") from error
 
 
 def is_damage(error: BaseException, path: Path) -> bool:
-    """Whether ``error`` says that the index at ``path`` is damaged.
+    """Whether ``error`` means that the index at ``path`` is damaged.
 
-    Everything does that SQLite tells of, but for what may pass by itself, or what no new file would mend: a full disk,
-    a lock, missing rights.
+    All errors of SQLite do, except those that may be temporary or that a new file would not fix: a full disk,
+    a lock, missing permissions.
     """
     if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.ProgrammingError):
         return False
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # none: Python found no text in a TEXT
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # no code: a TEXT column is not valid text
     kind = code & 0xFF
     if kind in _OTHER_CAUSES:
         return False
-    if kind == sqlite3.SQLITE_IOERR:  # those of writing are the disk's
+    if kind == sqlite3.SQLITE_IOERR:  # write errors are the disk's
         return code in _READ_ERRORS
-    if kind == sqlite3.SQLITE_CANTOPEN:  # or there are too many open files
+    if kind == sqlite3.SQLITE_CANTOPEN:  # the cause may also be too many open files
         return _may_write(path.parent) and not all(_is_file_or_missing(each) for each in _files(path))
     if kind in _RIGHTS:
         return _may_write(path.parent) and _may_write(path)
@@ -67,15 +67,15 @@ def is_damage(error: BaseException, path: Path) -> bool:
 
 
 def is_no_room(error: BaseException) -> bool:
-    """Whether ``error`` is SQLite's word for a full disk."""
+    """Whether ``error`` means that SQLite found the disk full."""
     code = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF == sqlite3.SQLITE_FULL or code in (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_WRITE)
 
 
 def check_is_file(path: Path) -> None:
-    """Raise ``IndexDamaged`` if something else than a file lies at ``path``."""
+    """Raise ``IndexDamaged`` if ``path`` is not a file."""
     if path.exists() and not path.is_file():
-        raise IndexDamaged("it is no file")
+        raise IndexDamaged("it is not a file")
 
 
 def _files(path: Path) -> list[Path]:
@@ -90,7 +90,7 @@ def _may_write(path: Path) -> bool:
     return os.access(path, os.R_OK | os.W_OK)
 
 
-# --- what becomes of the file
+# --- the file of a damaged index
 
 
 def delete(path: Path) -> None:
@@ -100,7 +100,7 @@ def delete(path: Path) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Rename the index, for a human to look at; one that was set aside before goes."""
+    """Rename the index, so that a human can examine it; replaces an earlier one."""
     delete_set_aside(path)
     name = f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     for file, suffix in zip(_files(path), FILES, strict=True):
@@ -115,7 +115,7 @@ def set_aside(path: Path) -> None:
 
 
 def delete_set_aside(path: Path) -> None:
-    """Delete what ``set_aside`` kept."""
+    """Delete the index that ``set_aside`` kept."""
     for old in path.parent.glob(f"{path.name}.damaged-*"):
         _remove(old)
 
@@ -128,18 +128,18 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-# --- rows: a flipped bit may leave another valid value, of which SQLite knows nothing
+# --- rows: a flipped bit may leave a valid value, which SQLite cannot detect
 
 _pack = msgspec.msgpack.Encoder().encode
 
 
 def checksum(values: Sequence[Any]) -> int:
-    """XXH3 of a row's values, as SQLite gives them back: 63 bits, which fit into a column."""
+    """XXH3 of a row's values as SQLite returns them: 63 bits, which fit into a column."""
     return xxh3_64_intdigest(_pack(values)) >> 1
 
 
 def checked(rows: Iterable[tuple[Any, ...]], num_values: int) -> Iterator[tuple[Any, ...]]:
-    """``rows``, whose first ``num_values`` values their checksum follows. Raises ``IndexDamaged`` at a wrong one."""
+    """Yield ``rows`` whose first ``num_values`` values match the checksum after them. Raises ``IndexDamaged``."""
     for values in rows:
         if checksum(values[:num_values]) != values[num_values]:
             raise IndexDamaged("a row has a wrong checksum")

@@ -1,4 +1,4 @@
-"""What is asked of the index. Each function takes a connection of its own, in any thread."""
+"""Queries of the index. Each function takes its own connection, in any thread."""
 
 # ruff: noqa: S608 - names come from our own tables, and values are always bound
 
@@ -24,14 +24,14 @@ Query = Callable[[sqlite3.Connection], ResultT]
 
 
 def ask(path: Path, query: Query[ResultT]) -> ResultT:
-    """The answer of the index at ``path``. Raises ``sqlite3.Error``."""
-    # Read-only, and closed after each question: an open reader keeps the WAL from being cut short.
+    """Run ``query`` on the index at ``path``. Raises ``sqlite3.Error``."""
+    # Read-only, and closed after each query, because an open reader prevents truncation of the WAL.
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection, words_of_damage():
         return query(connection)
 
 
 def answers(connection: sqlite3.Connection, queries: Sequence[Query[Any]]) -> list[Any]:
-    """The answer of each query, or the ``ForebayError`` that it raised."""
+    """The result of each query, or the ``ForebayError`` that it raised."""
 
     def answer(query: Query[Any]) -> Any:
         try:
@@ -47,7 +47,7 @@ def answers(connection: sqlite3.Connection, queries: Sequence[Query[Any]]) -> li
 def runs(connection: sqlite3.Connection) -> list[RunRow]:
     """Every run with its active seconds, oldest first."""
     found = RUNS.find(connection, "ORDER BY created_at_s, seq")
-    active_s = active_times(connection)  # while the rows are being read: both are of one moment
+    active_s = active_times(connection)  # while the rows are being read, so that both are consistent
     rows = list(found)
     for row in rows:
         if row.run_id not in active_s:
@@ -57,29 +57,29 @@ def runs(connection: sqlite3.Connection) -> list[RunRow]:
 
 
 def active_times(connection: sqlite3.Connection) -> dict[str, float]:
-    """The active seconds of every run."""
+    """Active seconds of every run."""
     found = connection.execute("SELECT run_id, active_s, checksum FROM active_times ORDER BY run_id")
     return {run_id: active_s for run_id, active_s, _ in checked(found, 2)}
 
 
 def start(connection: sqlite3.Connection, run_id: str) -> StartRow | None:
-    """What the run was last started with; None if its record is damaged."""
+    """Parameters of the run's last start; None if their record is damaged."""
     return next(STARTS.find(connection, "WHERE run_id = ?", run_id), None)
 
 
 def groups(connection: sqlite3.Connection, run_id: str) -> list[GroupRow]:
-    """Every group of the run in the order in which they opened."""
+    """All groups of the run, in the order in which they opened."""
     return list(GROUPS.find(connection, "WHERE run_id = ? ORDER BY number, seq", run_id))
 
 
 def group_page(
     connection: sqlite3.Connection, run_id: str, state: str | None, after: str, limit: int
 ) -> list[GroupRow]:
-    """Up to ``limit`` groups behind the group ``after``. Raises ``GroupNotFound`` when there is no such group."""
+    """Up to ``limit`` groups after the group ``after``. Raises ``GroupNotFound`` if that does not exist."""
     where = "WHERE run_id = ? AND (number, seq) > (?, ?) AND (? IS NULL OR state = ?) ORDER BY number, seq LIMIT ?"
     place = _place(connection, run_id, after)
     page = list(GROUPS.find(connection, where, run_id, *place, state, state, limit))
-    # A page that holds what it is to lie behind would be the next one's beginning, for ever.
+    # A page that contains its own start would make a reader repeat it for ever.
     if any(row.group_id == after for row in page):
         raise IndexDamaged("a page of groups begins before its place")
     return page
@@ -97,9 +97,9 @@ def _place(connection: sqlite3.Connection, run_id: str, group_id: str) -> tuple[
 
 
 def live_samples(connection: sqlite3.Connection, run_id: str) -> list[StoredSample]:
-    """The members of the run's live groups in the order in which they came."""
+    """Members of the run's live groups, in order of arrival."""
     states = sorted(LIVE)
-    # CROSS JOIN fixes the order of the loops: a run's dead groups can hold many more samples than its live ones.
+    # CROSS JOIN fixes the order of the loops: a run's ended groups may hold many more samples than its live ones.
     cursor = connection.execute(
         f"SELECT {index_rows.SELECTION} FROM groups g CROSS JOIN samples s USING (run_id, group_id)"
         f" WHERE g.run_id = ? AND g.state IN ({', '.join('?' * len(states))}) ORDER BY s.seq",
@@ -109,38 +109,38 @@ def live_samples(connection: sqlite3.Connection, run_id: str) -> list[StoredSamp
 
 
 def group_samples(connection: sqlite3.Connection, run_id: str, group_id: str) -> list[StoredSample]:
-    """Every sample that names the group, in the order in which they came."""
+    """All samples that name the group, in order of arrival."""
     query = f"{index_rows.EVERYTHING} WHERE run_id = ? AND group_id = ? ORDER BY seq"
     return index_rows.unpack(connection.execute(query, (run_id, group_id)))
 
 
 def samples_of(connection: sqlite3.Connection, run_id: str, group_ids: Sequence[str]) -> dict[str, list[StoredSample]]:
-    """The same for many groups, by group."""
+    """``group_samples`` for many groups, by group."""
     return {group_id: group_samples(connection, run_id, group_id) for group_id in group_ids}
 
 
 def batches(connection: sqlite3.Connection, run_id: str, after: int, limit: int | None) -> list[BatchRow]:
-    """Up to ``limit`` batches of the run behind number ``after``, in the order of their numbers."""
+    """Up to ``limit`` batches of the run after number ``after``, ordered by number."""
     where = "WHERE run_id = ? AND number > ? ORDER BY number LIMIT ?"
     page = list(BATCHES.find(connection, where, run_id, after, -1 if limit is None else limit))
-    if any(row.number <= after for row in page):  # as for groups
+    if any(row.number <= after for row in page):  # for the same reason as in `group_page`
         raise IndexDamaged("a page of batches begins before its place")
     return page
 
 
 def find_batches(connection: sqlite3.Connection, run_id: str, batch_ids: Sequence[str]) -> list[BatchRow]:
-    """Those of these batches that there are."""
+    """Those of these batches that exist."""
     one = "WHERE run_id = ? AND batch_id = ?"
     return [row for batch_id in batch_ids for row in BATCHES.find(connection, one, run_id, batch_id)]
 
 
 def checkpoints(connection: sqlite3.Connection, run_id: str) -> list[CheckpointRow]:
-    """Every checkpoint of the run by step."""
+    """All checkpoints of the run, by step."""
     return list(CHECKPOINTS.find(connection, "WHERE run_id = ? ORDER BY step", run_id))
 
 
 def uids_by_group(connection: sqlite3.Connection, run_id: str, limit: int | None) -> dict[str, list[str]] | None:
-    """The uids of the run's samples by the group that they name; None if they are more than ``limit``."""
+    """Uids of the run's samples by the group they name; None if there are more than ``limit``."""
     found: dict[str, set[str]] = {}
     num_left = limit
     for values in connection.execute(f"{index_rows.EVERYTHING} WHERE run_id = ?", (run_id,)):
@@ -162,7 +162,7 @@ def find(
     up_to: Position,
 ) -> list[FoundGroup] | None:
     """These groups, and the newest of these instances; None if the index is not complete ``up_to`` there."""
-    # One transaction: the index may be thrown away and built anew at any time, and knows too little meanwhile.
+    # One transaction: the index may be rebuilt at any time, and is incomplete meanwhile.
     connection.execute("BEGIN")
     place = next(checked(connection.execute("SELECT segment, offset, checksum FROM complete_up_to"), 2), START)
     if Position(*place[:2]) < up_to:
@@ -182,5 +182,5 @@ def find(
 
 
 def closed_groups(connection: sqlite3.Connection, run_id: str, after: int) -> list[GroupRow]:
-    """The run's closed groups from the one behind ``after`` on."""
+    """Closed groups of the run with a ``closed_seq`` above ``after``."""
     return list(GROUPS.find(connection, "WHERE run_id = ? AND closed_seq > ? ORDER BY closed_seq", run_id, after))

@@ -1,7 +1,7 @@
-"""What the tables of the index hold: rows as columns, samples as text, and many records as few changes.
+"""The index's tables: rows as columns, samples as text, and many records merged into few changes.
 
-The fields of a row type are the only declaration of its table's columns. Samples of one group that came together
-are one row, with one JSON text: a row for each, ordered by uid and by group, costs the writer several times as much.
+A row type's fields are the only declaration of its table's columns. Samples of one group that arrived together
+are one row with one JSON text: a row for each, ordered by uid and by group, costs the writer several times as much.
 """
 
 import sqlite3
@@ -32,12 +32,12 @@ from forebay.core.records.rows import (
 RowT = TypeVar("RowT", bound=msgspec.Struct)
 Values = tuple[Any, ...]
 Key = tuple[str | int, ...]
-"""The values by which a row replaces an earlier one, the run's id first."""
+"""Values that identify a row, the run's id first; a new row with the same values replaces the old one."""
 Convert = Callable[[Any], Any]
 
 
 class Column(NamedTuple):
-    """One field as SQLite has it; the converters are None where the value is stored as it is."""
+    """One field as an SQLite column; a converter is None if the value is stored unchanged."""
 
     name: str
     sql_type: str
@@ -46,17 +46,17 @@ class Column(NamedTuple):
 
 
 def to_json(value: object) -> str:
-    """The text of an instance id, a list or a document in its column."""
+    """Encode an instance id, a list or a document for its column."""
     return msgspec.json.encode(value).decode()
 
 
 def _to_real(value: float | None) -> float | None:
-    """What SQLite gives back of ``value``: it knows no NaN, and no zero below zero."""
+    """Return ``value`` as SQLite will: without NaN and without negative zero."""
     return None if value is None or value != value else value + 0.0
 
 
 def column_of(field: msgspec.structs.FieldInfo) -> Column:
-    """How ``field`` is stored. Instance ids, lists and documents are JSON text, which keeps their type and size."""
+    """Choose a field's column type. Instance ids, lists and documents are JSON text, which keeps type and size."""
     kind = field.type
     if kind in (InstanceId, dict[str, Any], list[str]):
         return Column(field.name, "TEXT", to_json, msgspec.json.decode)
@@ -72,11 +72,11 @@ def column_of(field: msgspec.structs.FieldInfo) -> Column:
 class Table(Generic[RowT]):
     """A table of ``row_type``, one row for each ``key``.
 
-    ``written_in`` is the segment that holds the row's record, ``checksum`` that of everything before it but ``seq``.
+    ``written_in`` is the segment with the row's record; ``checksum`` covers all columns before it except ``seq``.
     """
 
     def __init__(self, name: str, row_type: type[RowT], key: Sequence[str], fixed: Sequence[str] = ()) -> None:
-        """``fixed`` are fields, besides those of the key, that never change."""
+        """``fixed`` lists fields outside the key that never change."""
         self.name = name
         self.row_type = row_type
         self._fixed = tuple(fixed)
@@ -89,39 +89,39 @@ class Table(Generic[RowT]):
 
     @property
     def schema(self) -> str:
-        """The statement that makes the table. ``seq`` counts in order of arrival."""
+        """The CREATE TABLE statement. ``seq`` counts in order of arrival."""
         columns = ", ".join(f'"{column.name}" {column.sql_type}' for column in self._columns)
         rest = f"written_in INTEGER, checksum INTEGER, UNIQUE ({', '.join(self._key)})"
         return f"CREATE TABLE {self.name} (seq INTEGER PRIMARY KEY, {columns}, {rest})"
 
     def key_of(self, row: RowT) -> Key:
-        """The key of ``row``."""
+        """Return the key of ``row``."""
         return tuple([getattr(row, name) for name in self._key])
 
     def keys(self, connection: sqlite3.Connection, run_id: str) -> set[Key]:
-        """The keys that the table has of a run."""
+        """Return all keys of a run in the table."""
         query = f"SELECT {', '.join(self._key)} FROM {self.name} WHERE run_id = ?"  # noqa: S608 - names of ours
         return set(connection.execute(query, (run_id,)))
 
     def insert_missing(self, num_rows: int) -> str:
-        """The INSERT of ``num_rows`` rows that leaves those alone that are there."""
+        """INSERT statement for ``num_rows`` rows that leaves existing rows unchanged."""
         return f"INSERT OR IGNORE {self._into(num_rows)}"
 
     def upsert(self, num_rows: int) -> str:
-        """The INSERT of ``num_rows`` rows that gives existing ones new values and leaves them in their places."""
-        # What never changes is left alone: SQLite would write its entries in an index again each time.
+        """INSERT statement for ``num_rows`` rows that updates existing rows in place."""
+        # Fixed columns are not set, because SQLite would rewrite their index entries each time.
         changed = [name for name in self._stored if name not in (*self._key, *self._fixed)]
         changes = ", ".join(f'"{name}" = excluded."{name}"' for name in changed)
         return f"INSERT {self._into(num_rows)} ON CONFLICT ({', '.join(self._key)}) DO UPDATE SET {changes}"
 
     def _into(self, num_rows: int) -> str:
-        # A field may be called what SQL calls a keyword.
+        # A field's name may be an SQL keyword.
         names = ", ".join(f'"{name}"' for name in self._stored)
         places = f"({', '.join('?' * len(self._stored))})"
         return f"INTO {self.name} ({names}) VALUES {', '.join([places] * num_rows)}"
 
     def to_values(self, row_and_segment: tuple[RowT, int]) -> list[Any]:
-        """The values of the fields, in the order of the columns, the segment in which the row was found, a checksum."""
+        """Return the row's values in column order, then its segment and the checksum."""
         row, segment = row_and_segment
         values = list(msgspec.structs.astuple(row))
         for index, convert in self._to_sql:
@@ -131,17 +131,17 @@ class Table(Generic[RowT]):
         return values
 
     def find(self, connection: sqlite3.Connection, where: str, *values: object) -> Iterator[RowT]:
-        """The rows for which ``where`` holds, the rest of a SELECT with its ``values``. Raises ``IndexDamaged``."""
+        """Find rows by ``where``, the rest of a SELECT, with its ``values``. Raises ``IndexDamaged``."""
         return map(self._from_values, self.checked(connection, where, *values))
 
     def checked(self, connection: sqlite3.Connection, where: str = "", *values: object) -> Iterator[Values]:
-        """The same as values; all of them without ``where``."""
+        """Find rows like ``find``, but as tuples of values; all rows without ``where``."""
         columns = ", ".join(f'"{name}"' for name in self._stored)
         query = f"SELECT {columns} FROM {self.name} {where}"  # noqa: S608 - names of ours
         return checked(connection.execute(query, values), len(self._names) + 1)
 
     def _from_values(self, values: Values) -> RowT:
-        # Not strict: the segment and the checksum follow.
+        # Not strict: the segment and the checksum follow the fields.
         fields = dict(zip(self._names, values, strict=False))
         for name, convert in self._from_sql:
             fields[name] = convert(fields[name])
@@ -156,28 +156,28 @@ CHECKPOINTS = Table("checkpoints", CheckpointRow, key=("run_id", "step"))
 TABLES: Mapping[type[Row], Table[Any]] = {
     table.row_type: table for table in (RUNS, STARTS, GROUPS, BATCHES, CHECKPOINTS)
 }
-"""By the type of their rows, the tables with one row for each key. Samples and ticks are kept in other ways."""
+"""Tables with one row per key, by row type. Samples and ticks are stored differently."""
 
 
 FIELDS = SampleRow.__struct_fields__
-"""What each sample's list in the text begins with; the segment, offset and length of its body follow."""
+"""The first values of each sample's list in the text; segment, offset and length of its body follow."""
 
 SCHEMA = (
-    # ``segment`` holds the bodies, ``written_in`` the record that tells of them: another one for a ``ColumnsRow``.
+    # ``segment`` holds the bodies, ``written_in`` the record about them; they differ for a ``ColumnsRow``.
     "CREATE TABLE samples (seq INTEGER PRIMARY KEY, run_id TEXT, group_id TEXT, segment INTEGER, written_in INTEGER,"
     f" num_bytes INTEGER, newest_at_s REAL, rows TEXT /* {', '.join(FIELDS)} */, checksum INTEGER)",
     "CREATE INDEX samples_by_group ON samples (run_id, group_id)",
-    # In order of arrival, so that it grows at its end, which costs next to nothing.
+    # Ordered by arrival, so that the index grows at its end, which costs almost nothing.
     "CREATE INDEX samples_by_segment ON samples (segment)",
     "CREATE INDEX columns_by_segment ON samples (written_in) WHERE written_in <> segment",
 )
 
 DELETE = "DELETE FROM samples INDEXED BY samples_by_group WHERE run_id = ? AND group_id = ? AND segment = ?"
-"""Takes a run, a group and a segment."""
+"""Parameters: a run, a group and a segment."""
 
 _COLUMNS = ("run_id", "group_id", "segment", "written_in", "num_bytes", "newest_at_s", "rows", "checksum")
 SELECTION = ", ".join(f"s.{name}" for name in _COLUMNS)
-"""The columns for a SELECT from ``samples s``, as ``unpack`` and ``uids`` take them."""
+"""Columns for a SELECT from ``samples s``, as expected by ``unpack`` and ``uids``."""
 EVERYTHING = f"SELECT {SELECTION} FROM samples s"  # noqa: S608 - names of ours
 
 _encode = msgspec.json.Encoder().encode
@@ -185,13 +185,13 @@ _decode = msgspec.json.Decoder().decode
 
 
 def insert(num_rows: int) -> str:
-    """The INSERT of so many rows, each as ``to_values`` makes it."""
+    """INSERT statement for ``num_rows`` rows made by ``to_values``."""
     places = f"({', '.join('?' * len(_COLUMNS))})"
     return f"INSERT INTO samples ({', '.join(_COLUMNS)}) VALUES {', '.join([places] * num_rows)}"  # noqa: S608
 
 
 def to_values(key: tuple[str, str, int], samples: Sequence[tuple[SampleRow, Location]]) -> list[object]:
-    """The values of a row of new ``samples``, whose key is their run, their group and their segment."""
+    """Make the values of a row for new ``samples`` with the key run, group and segment."""
     num_bytes = sum(location.length for _, location in samples)
     newest_at_s = max(row.received_at_s for row, _ in samples)
     values = [(*msgspec.structs.astuple(row), *msgspec.structs.astuple(location)) for row, location in samples]
@@ -203,7 +203,7 @@ def _with_checksum(values: list[object]) -> list[object]:
 
 
 def columns_to_values(row: ColumnsRow, segment: int) -> list[object]:
-    """The same for samples whose columns were written again, in ``segment``."""
+    """Make the values of a row for samples whose columns were rewritten in ``segment``."""
     samples = [(sample.row, sample.location) for sample in from_columns(row)]
     values = to_values((row.run_id, row.group_id, row.segment), samples)
     values[3] = segment
@@ -211,7 +211,7 @@ def columns_to_values(row: ColumnsRow, segment: int) -> list[object]:
 
 
 def checked_samples(found: Iterable[Values]) -> Iterator[Values]:
-    """The rows of a query for ``SELECTION``. Raises ``IndexDamaged``."""
+    """Verify the rows of a query for ``SELECTION``. Raises ``IndexDamaged``."""
     return checked(found, len(_COLUMNS) - 1)
 
 
@@ -221,32 +221,32 @@ def _decoded(found: Iterable[Values]) -> Iterator[list[Any]]:
 
 
 def unpack(found: Iterable[Values]) -> list[StoredSample]:
-    """The samples in the rows of a query for ``SELECTION``, as they came; of the same uid only the last.
+    """Decode the samples of a query for ``SELECTION``, in order of arrival; only the last sample of each uid.
 
     Raises ``IndexDamaged``.
     """
     samples: dict[str, StoredSample] = {}
     for values in _decoded(found):
-        # Not strict: behind the fields stands the place of the body.
+        # Not strict: the body's location follows the fields.
         row = SampleRow(**dict(zip(FIELDS, values, strict=False)))
-        # A body that was moved has two rows; the later one names its new place.
+        # A moved body has two rows; the later one has its new location.
         samples[row.uid] = StoredSample(row, Location(*values[len(FIELDS) :]))
     return sorted(samples.values(), key=_arrival)
 
 
 def _arrival(sample: StoredSample) -> tuple[float, int, int]:
-    # The time comes first: a body that was moved lies behind those of later samples.
+    # Sorted by time first, because a moved body lies behind those of later samples.
     return (sample.row.at_s, sample.location.segment, sample.location.offset)
 
 
 def uids(found: Iterable[Values]) -> set[str]:
-    """The uids in the rows of a query for ``SELECTION``. Raises ``IndexDamaged``."""
+    """Decode the uids of a query for ``SELECTION``. Raises ``IndexDamaged``."""
     place = FIELDS.index("uid")
     return {values[place] for values in _decoded(found)}
 
 
 def implied_group(row: SampleRow) -> GroupRow:
-    """The group that a member opens when it has no row of its own yet."""
+    """The group that a member opens if the group has no row of its own yet."""
     return GroupRow(
         run_id=row.run_id,
         group_id=row.group_id,
@@ -259,30 +259,30 @@ def implied_group(row: SampleRow) -> GroupRow:
 
 
 class ActiveTime(NamedTuple):
-    """A change of a run's active seconds: to ``seconds``, or only up to them."""
+    """A change to a run's active seconds: set to ``seconds``, or raised to at least ``seconds``."""
 
     seconds: float
     is_set: bool
 
 
 class IndexUpdate:
-    """The changes of several records, each key once, in the order in which the keys came.
+    """The merged changes of several records, each key once, in the order in which keys appeared.
 
-    Beside each row stands the segment in which it was found.
+    Each row is stored with the segment in which it was found.
     """
 
     def __init__(self) -> None:
         self.rows: dict[type[Row], dict[Key, tuple[Any, int]]] = {row_type: {} for row_type in TABLES}
-        """By type and key, the rows of ``TABLES`` as they were last."""
+        """The latest rows of ``TABLES``, by type and key."""
         self.opened: dict[Key, tuple[GroupRow, int]] = {}
-        """Groups as they were first seen, also those that have no row of their own."""
+        """Groups as first seen, including those without a row of their own."""
         self.active: dict[str, ActiveTime] = {}
         self.samples: dict[tuple[str, str, int], list[tuple[SampleRow, Location]]] = {}
-        """By the group that they name, and the segment."""
+        """Samples by run, group and segment."""
         self.columns: dict[tuple[str, str, int], tuple[ColumnsRow, int]] = {}
 
     def add(self, rows: Iterable[Row], location: Location | None, segment: int) -> None:
-        """Take in one record of ``segment``."""
+        """Merge one record of ``segment``."""
         for row in rows:
             if isinstance(row, SampleRow):
                 assert location is not None
@@ -307,7 +307,7 @@ class IndexUpdate:
 
     def _add_columns(self, row: ColumnsRow, segment: int) -> None:
         key = (row.run_id, row.group_id, row.segment)
-        self.samples.pop(key, None)  # they are among its own
+        self.samples.pop(key, None)  # the rewritten columns include them
         self.columns[key] = row, segment
 
     def _raise_active(self, run_id: str, seconds: float) -> None:

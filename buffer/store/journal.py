@@ -1,4 +1,4 @@
-"""The durable store: a log that holds the truth, and an index that answers questions."""
+"""The durable store: a log as the source of truth, and an index that answers queries."""
 
 import asyncio
 import sqlite3
@@ -43,9 +43,9 @@ ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
 
 REBUILDS = 3
-"""A question that finds the index damaged more often than this fails."""
+"""Number of times that one query may find the index damaged and have it rebuilt."""
 GROUPS_AT_A_TIME = 256
-"""Whose samples are written again before others are looked at: so many are held in memory."""
+"""Number of groups whose samples are in memory at a time while they are rewritten."""
 
 
 class JournalStore(Store):
@@ -63,9 +63,9 @@ class JournalStore(Store):
         self._writer: LogWriter | None = None
         self._generation = 0
         self._covered = START
-        """The place in the log up to which the index is complete at least."""
+        """Log position up to which the index is known to be complete."""
         self._bodies_in: dict[int, list[GroupBodies]] = {}
-        """By closed segment; they do not change by themselves."""
+        """Bodies by closed segment; they change only by a removal."""
         self._removals = Removals()
         self._reading: set[asyncio.Future[Any]] = set()
         self._questions: list[tuple[index_queries.Query[Any], asyncio.Future[Any]]] = []
@@ -73,10 +73,10 @@ class JournalStore(Store):
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        # A new one for each opening: a thread cannot be started twice.
+        # A new one for each opening, because a thread cannot be started twice.
         writer = LogWriter(self._log, Feeder(self._log, Index(self._dir.index)), self._reserve, loop)
         with _as_storage_failed(self._unusable):
-            # Before the writer's thread starts: without the lock, another process may be writing.
+            # Before the writer's thread starts: without the lock, another process might be writing.
             await asyncio.to_thread(self._dir.open)
         writer.start()
         self._writer, self._generation, self._covered = writer, 0, START
@@ -85,7 +85,7 @@ class JournalStore(Store):
         try:
             with _as_storage_failed(self._unusable):
                 await self._do(writer.open)
-        except BaseException:  # a store that was not opened holds neither a thread nor the lock
+        except BaseException:  # a store that failed to open must keep neither a thread nor the lock
             await self._close()
             raise
         return self
@@ -95,13 +95,13 @@ class JournalStore(Store):
 
     async def _close(self) -> None:
         writer = self._opened()
-        # Queued behind all appends, which are thus committed first.
+        # Queued after all appends, which are thus committed first.
         closed = self._do(writer.close)
         self._writer = None
         try:
             await closed
         finally:
-            # In a thread, for a last commit may wait for the disk.
+            # In a thread, because a last commit may wait for the disk.
             await asyncio.to_thread(writer.join)
             await self._asking.drain()
             self._dir.close()
@@ -114,7 +114,7 @@ class JournalStore(Store):
 
     async def read_slices(self, slices: Sequence[Slice]) -> list[bytes]:
         self._opened()
-        # From the page cache it takes microseconds; a thread costs more, and waits for its turn.
+        # Reading the page cache takes microseconds; a thread costs more, and must be scheduled.
         found = self._bodies.read_slices_cached(slices)
         return await self._in_thread(self._bodies.read_slices, slices) if found is None else found
 
@@ -139,8 +139,8 @@ class JournalStore(Store):
         return True
 
     async def _send_on(self, transfer: BodyTransfer, connection: socket) -> bool:
-        """One turn in a thread, which is over before the socket may be closed."""
-        # The thread cannot be cancelled: the caller must not close the socket under it.
+        """Run one turn in a thread; it ends before the socket may be closed."""
+        # The thread cannot be cancelled, so the caller must not close the socket while it runs.
         turn = asyncio.ensure_future(self._in_thread(transfer.go, connection))
         try:
             return await asyncio.shield(turn)
@@ -149,11 +149,11 @@ class JournalStore(Store):
             await asyncio.wait({turn})
             raise
         finally:
-            del turn  # its error refers to this frame: what the two hold would wait for the cyclic collector
+            del turn  # its error refers to this frame, and both would wait for the cyclic garbage collector
 
     async def recover(self) -> None:
         with _as_storage_failed():
-            # Appends of before bear the old generation, and stay refused even if they are committed only now.
+            # Earlier appends have the old generation, and stay refused even if they are committed only now.
             self._generation = await self._do(self._opened().recover)
 
     @property
@@ -200,14 +200,14 @@ class JournalStore(Store):
         )
         found = None
         num_builds = self._opened().num_index_builds
-        with suppress(sqlite3.Error):  # it is told, or mended, below
-            # Without waiting for the writer, which has other things to do while groups open.
+        with suppress(sqlite3.Error):  # it is reported, or the index repaired, below
+            # Does not wait for the writer, which is busy while groups open.
             found = await asyncio.to_thread(index_queries.ask, self._dir.index, query)
         if found is None or num_builds != self._opened().num_index_builds:
             found = await self._ask(query)
         if found is None:
             raise StorageFailed(
-                "it knows less than it did", what="the index cannot be asked", hint="restart the server"
+                "it is less complete than before", what="the index cannot be queried", hint="restart the server"
             )
         return found
 
@@ -248,7 +248,7 @@ class JournalStore(Store):
     async def _bodies_of(self, segment: int) -> list[GroupBodies]:
         known = self._bodies_in.get(segment)
         if known is None:
-            # A query over all samples of a segment: it is asked once for each.
+            # A query over all samples of a segment, so each result is cached.
             known = await self._ask(partial(removal.bodies, segment=segment))
             self._bodies_in[segment] = known
         return known
@@ -279,19 +279,19 @@ class JournalStore(Store):
         try:
             with _as_storage_failed(f"segment {segment} cannot be cleared"):
                 await self._ask_alone(clearing.verify)
-                # Bodies are read, and appended, a few groups at a time: a segment may be larger than what memory can
-                # spare.
+                # Bodies are read and appended a few groups at a time, because a segment may be larger than the free
+                # memory.
                 for keys in batches(await self._ask_alone(clearing.keys), GROUPS_AT_A_TIME):
                     additions = await self._ask_alone(partial(clearing.additions, keys=keys))
                     await asyncio.gather(*(self.append(rows, body) for rows, body in additions))
-                # Last, and in the writer's thread: a row that is found here is still the newest when it is written
-                # again.
+                # Last, and in the writer's thread, so that a row found here is still the newest when it is
+                # rewritten.
                 await self._do(partial(self._opened().rewrite, find, self._removals.generation(segment)))
         finally:
             self._bodies_in.pop(segment, None)
 
     def _find(self, query: index_queries.Query[ResultT]) -> ResultT:
-        """As ``_ask``, in the writer's thread. Raises ``sqlite3.Error``."""
+        """Query the index like ``_ask``, but in the writer's thread. Raises ``sqlite3.Error``."""
         try:
             return index_queries.ask(self._dir.index, query)
         except sqlite3.DatabaseError as error:
@@ -302,10 +302,10 @@ class JournalStore(Store):
 
     async def remove(self, segment: int) -> None:
         what = f"segment {segment} cannot be removed"
-        # Asked for itself, not trusted: a segment that goes too early takes acknowledged data with it.
+        # Checked again here: removing a segment too early would lose acknowledged data.
         if await self._ask(partial(removal.is_needed, segment=segment)):
             raise StorageFailed("it was not cleared", what=what, hint="try again")
-        # Threads that read by the old place have the file open, or are about to open it.
+        # Threads that read the old location have the file open, or are about to open it.
         if self._reading:
             await asyncio.wait(self._reading)
         with _as_storage_failed(what):
@@ -314,7 +314,7 @@ class JournalStore(Store):
         self._removals.end(segment)
 
     async def _ask(self, query: index_queries.Query[ResultT]) -> ResultT:
-        """The answer of the index. Questions of the same turn of the loop share a thread and a connection."""
+        """Query the index. Queries of the same turn of the loop share a thread and a connection."""
         answer: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self._questions.append((query, answer))
         if len(self._questions) == 1:
@@ -326,43 +326,43 @@ class JournalStore(Store):
         answers: list[Any]
         try:
             answers = await self._ask_alone(partial(index_queries.answers, queries=[query for query, _ in asked]))
-        except Exception as error:  # noqa: BLE001 - every `_ask` that waits raises it
+        except Exception as error:  # noqa: BLE001 - every waiting `_ask` raises it
             answers = [error] * len(asked)
         for (_, future), answer in zip(asked, answers, strict=True):
             finish(future, answer, answer if isinstance(answer, Exception) else None)
 
     async def _ask_alone(self, query: index_queries.Query[ResultT]) -> ResultT:
-        """The answer of the index, brought up to date first, and built anew if it turns out to be damaged."""
+        """Query the index after bringing it up to date; rebuilds it if it proves damaged."""
         with _as_storage_failed(self._unusable):
             for _ in range(REBUILDS):
-                # The index follows the log with a delay, and an answer must know of all appends before it.
+                # The index follows the log with a delay, but the answer must include all earlier appends.
                 await self._do(self._opened().flush)
                 num_builds = self._opened().num_index_builds
                 try:
-                    # By a connection of its own: WAL lets it read while the writer commits.
+                    # Over its own connection: WAL lets it read while the writer commits.
                     answer = await asyncio.to_thread(index_queries.ask, self._dir.index, query)
                 except sqlite3.DatabaseError as error:
                     if not is_damage(error, self._dir.index):
                         raise
                     await self._do(partial(self._opened().rebuild_index, num_builds, str(error)))
                 else:
-                    # Else it may be of the old file with the new one's WAL.
+                    # Otherwise the answer may mix the old file with the new one's WAL.
                     if num_builds == self._opened().num_index_builds:
                         return answer
             return await asyncio.to_thread(index_queries.ask, self._dir.index, query)
 
     async def _in_thread(self, call: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
-        """Have bodies read elsewhere; their segments stay until that is done."""
+        """Read bodies in a thread; their segments stay until that ends."""
         reading = asyncio.get_running_loop().run_in_executor(None, call, argument)
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
         try:
             return await reading
         finally:
-            del reading  # as in `_send_on`
+            del reading  # for the reason given in `_send_on`
 
     def _do(self, call: Callable[[], ResultT]) -> "asyncio.Future[ResultT]":
-        """Have ``call`` made in the writer's thread, once everything appended so far is committed."""
+        """Run ``call`` in the writer's thread, after all earlier appends are committed."""
         writer = self._opened()
         done: asyncio.Future[ResultT] = writer.loop.create_future()
         writer.put(Job(call, done))

@@ -1,4 +1,4 @@
-"""The append-only log: numbered segment files, one record after the other."""
+"""The append-only log: numbered segment files of consecutive records."""
 
 import logging
 import re
@@ -15,23 +15,23 @@ from forebay.core.records.rows import Location, SampleRow
 SEGMENT_BYTES = 256 * 1024 * 1024
 PROBE_NAME = "probe.tmp"
 SEGMENT_NAME = re.compile(r"(?!9{9})([0-9]{8}|[1-9][0-9]{8})\.log")
-"""Names that ``segment_path`` makes; any other file in the folder is left alone."""
+"""Names that ``segment_path`` makes; other files in the folder are ignored."""
 
 logger = logging.getLogger(__name__)
 
 
 def segment_path(directory: Path, segment: int) -> Path:
-    """The file of a segment. Raises ``OSError`` for a number that no later start would take for a segment's."""
+    """The file of a segment. Raises ``OSError`` for a number that a later start would not recognise as a segment."""
     name = f"{segment:08d}.log"
     if not SEGMENT_NAME.fullmatch(name):
-        raise OSError(0, f"no segment can be called {name}; stop the server and move a file that is none of its own")
+        raise OSError(0, f"no segment can be called {name}; stop the server and move files that do not belong to it")
     return directory / name
 
 
 class SegmentLog:
-    """Records in ``directory``; what is damaged goes to ``quarantine``. Everything raises ``OSError``.
+    """Records in ``directory``; damaged ones are copied to ``quarantine``. Everything raises ``OSError``.
 
-    Used from one thread. ``end`` is the place behind the last record that the disk has confirmed.
+    Used from one thread. ``end`` is the position after the last record that the disk has confirmed.
     """
 
     def __init__(self, directory: Path, quarantine: Path, files: Files, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -48,35 +48,35 @@ class SegmentLog:
 
     @property
     def num_bytes(self) -> int:
-        """The length of all segments together."""
+        """Total length of all segments."""
         return sum(self._sizes.values())
 
     @property
     def num_quarantined(self) -> int:
-        """How many damaged places were found since the log was opened."""
+        """Number of damaged places found since the log was opened."""
         return len(self._quarantined)
 
     @property
     def num_segments(self) -> int:
-        """How many segment files there are."""
+        """Number of segment files."""
         return len(self._sizes)
 
     @property
     def closed(self) -> dict[int, int]:
-        """The length of every segment but the last, by number, ascending. Any thread may ask."""
+        """Lengths of all segments except the last, by number, ascending. Callable from any thread."""
         last = self.end.segment
         return {number: size for number, size in sorted(self._sizes.copy().items()) if number < last}
 
     def has(self, segment: int) -> bool:
-        """Whether the segment is there. Any thread may ask."""
+        """Whether the segment exists. Callable from any thread."""
         return segment in self._sizes
 
     def open(self) -> None:
-        """Find the segments and open the last one, or the first of a new log; a ``scan`` must follow."""
+        """Find the segments and open the last one, or start a new log; must be followed by a ``scan``."""
         self._sizes = {number: self._size_on_disk(number) for number in self._numbers()}
         last = max(self._sizes, default=1)
         self._active = self._files.open_append(segment_path(self._directory, last))
-        # A killed process may have left data and a name that the disk does not have yet; what is read must last.
+        # A killed process may have left data and a file name that are not yet on disk; what is read must be durable.
         self._active.sync()
         self._files.sync_directory(self._directory)
         self._sizes.setdefault(last, 0)
@@ -86,13 +86,13 @@ class SegmentLog:
         self._tail_is_confirmed = False
 
     def holds(self, position: Position) -> bool:
-        """Whether ``position`` lies within the log."""
+        """Whether ``position`` is within the log."""
         return position.segment in self._sizes and position.offset <= self._sizes[position.segment]
 
     def scan(self, start: Position) -> Iterator[Record]:
-        """Every record from ``start`` to the end; what is damaged is set aside.
+        """Yield every record from ``start`` to the end; damaged ones are set aside.
 
-        The first scan after ``open`` cuts a torn tail. Later everything up to ``end`` was once confirmed.
+        The first scan after ``open`` cuts a torn tail. Later, everything up to ``end`` was confirmed.
         """
         for segment in sorted(number for number in self._sizes if number >= start.segment):
             offset = start.offset if segment == start.segment else 0
@@ -107,13 +107,13 @@ class SegmentLog:
             for part in SegmentScan(file, segment, size).parts(offset):
                 if isinstance(part, Record):
                     yield part
-                # At the very end of the log, after a kill, nobody was promised it; anywhere else it was acknowledged.
+                # At the very end after a kill, this was never acknowledged; anywhere else it was.
                 elif part.end == size and segment == self.end.segment and not self._tail_is_confirmed:
                     self._cut_tail(part)
                 else:
                     self._set_aside(segment, part, file.read(part.start, part.end - part.start))
-                    # Known without its body, a sample costs its group when that is asked for; forgotten, it would leave
-                    # a hole that nobody can explain.
+                    # Keeping the sample without its body costs only its group, when that is requested; dropping it would leave
+                    # an unexplained gap.
                     yield from part.records
         finally:
             file.close()
@@ -130,25 +130,25 @@ class SegmentLog:
         logger.error("bytes %d to %d of segment %d are damaged; copied to %s", *damage[:2], segment, path)
         for sample in (row for record in damage.records for row in record.rows if isinstance(row, SampleRow)):
             place = (sample.uid, sample.group_id, sample.run_id)
-            logger.error("among them is the body of sample %r, of group %s of run %s: the group cannot be read", *place)
-        # Kept for a human. The log itself is left as it is: its offsets are the index's.
+            logger.error("they include the body of sample %r, of group %s of run %s: the group cannot be read", *place)
+        # Copied for a human. The log itself is unchanged, because the index has its offsets.
         try:
             self._quarantine.mkdir(FOLDER_MODE, exist_ok=True)
             write_durably(path, data)
-        except OSError as error:  # a full disk must not keep what is whole from being read
-            logger.warning("they could not be copied: %s", error)
+        except OSError as error:  # a full disk must not prevent reading the intact records
+            logger.warning("the damaged bytes could not be copied: %s", error)
 
     def write(self, entries: Sequence[LogEntry]) -> list[Location | None]:
-        """Add ``entries`` with one write and wait for the disk. After an ``OSError`` call ``cut``."""
-        # Before a write, never within one: entries of one commit lie in one segment.
+        """Append ``entries`` with one write and wait for the disk. After an ``OSError`` call ``cut``."""
+        # Before a write, never within one: the entries of one commit must be in one segment.
         if self.end.offset >= self._segment_bytes:
             self._roll()
         buffers, locations, end = self._lay_out(entries)
         active = self._require_active()
         active.write(buffers)
-        # One `fdatasync` for all entries: it writes the new length of the file as well.
+        # One `fdatasync` for all entries; it also writes the new length of the file.
         active.sync()
-        # Only now: what lies behind `end` counts for nothing, and is cut after a failure.
+        # Only now: data after `end` does not count, and is cut after a failure.
         self.end = end
         self._sizes[end.segment] = end.offset
         return locations
@@ -170,7 +170,7 @@ class SegmentLog:
         return buffers, locations, Position(segment, offset)
 
     def _roll(self) -> None:
-        """Begin the next segment; its name is on the disk before anything is written to it."""
+        """Start the next segment; its name is on disk before anything is written to it."""
         segment = self.end.segment + 1
         active = self._files.open_append(segment_path(self._directory, segment))
         try:
@@ -185,31 +185,31 @@ class SegmentLog:
         self._sizes[segment] = 0
 
     def cut(self) -> None:
-        """Take everything behind ``end`` off the log, and wait for the disk."""
-        # A roll may have failed between the new name and its first record.
+        """Cut everything after ``end`` off the log, and wait for the disk."""
+        # Starting a segment may have failed between the new name and its first record.
         for segment in self._numbers():
             if segment > self.end.segment:
                 self._files.remove(segment_path(self._directory, segment))
         self._files.sync_directory(self._directory)
-        # A descriptor that has reported an error is not to be trusted with the next one.
+        # A descriptor that has reported an error may not report the next one.
         self.close()
         self._active = self._files.open_append(segment_path(self._directory, self.end.segment))
-        # What was half written, or not confirmed, must not be found as whole by the next scan.
+        # Half-written or unconfirmed data must not be found intact by the next scan.
         self._active.truncate(self.end.offset)
         self._active.sync()
         self._sizes[self.end.segment] = self.end.offset
 
     def remove(self, segment: int) -> None:
-        """Delete a segment that is not the last one: its number must not be given again."""
+        """Delete a segment other than the last one, whose number must not be reused."""
         if segment >= self.end.segment:
             raise ValueError(f"segment {segment} is being written to")
         self._files.remove(segment_path(self._directory, segment))
-        # After the file is gone: until then readers may ask for it.
+        # Only after the file is deleted, because readers may ask for it until then.
         del self._sizes[segment]
         self._files.sync_directory(self._directory)
 
     def parts_of(self, segment: int) -> Iterator[Record | LogDamage]:
-        """Every record of a closed segment, and what is none, without setting it aside. Any thread may ask."""
+        """Yield every record and damage of a closed segment, without setting it aside. Callable from any thread."""
         file = self._files.open_read(segment_path(self._directory, segment))
         try:
             yield from SegmentScan(file, segment, self._sizes[segment]).parts(0)
@@ -217,11 +217,11 @@ class SegmentLog:
             file.close()
 
     def probe(self, num_bytes: int) -> None:
-        """Raise ``OSError`` unless the disk takes ``num_bytes`` more."""
+        """Raise ``OSError`` unless the disk accepts ``num_bytes`` more."""
         path = self._directory / PROBE_NAME
         file = self._files.open_append(path)
         try:
-            # A probe that was killed may have left one behind.
+            # A killed probe may have left a file.
             file.truncate(0)
             file.write([b"\x55" * num_bytes])
             file.sync()
@@ -230,10 +230,10 @@ class SegmentLog:
             self._files.remove(path)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         active, self._active = self._active, None
         if active is not None:
-            with suppress(OSError):  # everything that counts is synced already
+            with suppress(OSError):  # everything that matters is synced already
                 active.close()
 
     def _require_active(self) -> AppendFile:

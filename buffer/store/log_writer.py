@@ -1,4 +1,4 @@
-"""The one thread that owns the log and the index, and what the event loop's thread hands to it."""
+"""The thread that owns the log and the index, and its queue from the event loop's thread."""
 
 import asyncio
 import errno
@@ -25,11 +25,11 @@ from forebay.core.records.rows import Location, Row
 from forebay.core.waiting import finish
 
 BATCH_BYTES = 16 * 1024 * 1024
-"""A commit takes in no further entry once it is this large."""
+"""A commit accepts no further entry once it is this large."""
 IDLE_S = 0.01
-"""How long nothing must come before the index is fed."""
+"""Idle seconds before the index is fed."""
 LOOK_S = 1.0
-"""How often is looked whether a full disk has room again."""
+"""Seconds between checks whether a full disk has room again."""
 PROBE_BYTES = 64 * 1024
 ROWS_PER_ENTRY = 64
 ENTRIES_PER_COMMIT = 64
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """An entry to commit. ``generation`` counts the recoveries that its caller has seen."""
+    """An entry to commit. ``generation`` counts the recoveries that its caller knows of."""
 
     entry: LogEntry
     generation: int
@@ -57,10 +57,10 @@ class Job(NamedTuple):
 class LogWriter:
     """Commits appends in groups: one write, one wait for the disk, one wake-up of the loop.
 
-    After a failure it refuses everything until ``recover``, and afterwards still what was appended by a caller that
-    does not know of the recovery.
+    After a failure it refuses everything until ``recover``, and afterwards still refuses appends of callers that
+    do not know of the recovery.
 
-    On a full disk, entries without a body go on by what the ``reserve`` gives up.
+    On a full disk, entries without a body are still written, in room freed from the ``reserve``.
     """
 
     def __init__(self, log: SegmentLog, feeder: Feeder, reserve: Reserve, loop: asyncio.AbstractEventLoop) -> None:
@@ -79,16 +79,16 @@ class LogWriter:
         self._is_stopping = False
         self._next_look_s = 0.0
         self.is_on_reserve = False
-        """Whether the disk is full, and rows without a body are written to what was kept for that. For any thread."""
+        """Whether the disk is full, so that rows without a body use the reserved room. Readable from any thread."""
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def put(self, item: Append | Job) -> None:
-        """Queue ``item``, from the loop's thread. What one turn of the loop queues is handed over together.
+        """Queue ``item``, from the loop's thread. Items queued in one turn of the loop are handed over together.
 
-        Each hand-over wakes the thread, which then competes for the interpreter with the loop that feeds it.
+        Each hand-over wakes the thread, which then competes for the interpreter with the loop.
         """
         self._gathered.append(item)
         if len(self._gathered) == 1:
@@ -100,17 +100,17 @@ class LogWriter:
 
     @property
     def has_failed(self) -> bool:
-        """Whether everything is refused until ``recover``. Any thread may ask."""
+        """Whether everything is refused until ``recover``. Callable from any thread."""
         return self._failure is not None
 
     def join(self) -> None:
-        """Wait for the thread, which ends after ``close`` was called in it."""
+        """Wait for the thread, which ends after ``close`` has run in it."""
         self._thread.join()
 
-    # What follows runs in the thread: as a job, or from the loop below.
+    # The following methods run in the thread: as a job, or from the loop below.
 
     def open(self) -> None:
-        """Mend the log, and bring the index up to date."""
+        """Repair the log, and bring the index up to date."""
         self._reserve.open()
         self._log.open()
         self._open_index()
@@ -127,28 +127,28 @@ class LogWriter:
                 return
 
     def _spend(self, error: BaseException) -> bool:
-        """Give up a part of the reserve if ``error`` says that the disk is full; whether to try again."""
+        """Release part of the reserve if ``error`` means that the disk is full; return whether to retry."""
         if not is_no_room(error) or not self._reserve.give():
             return False
         if not self.is_on_reserve:
-            logger.error("the disk is full (%s): what is stored is read and acknowledged by the reserve", error)
+            logger.error("the disk is full (%s): stored samples are read and acknowledged using the reserve", error)
             self.is_on_reserve = True
             self._feeder.save_room()
         return True
 
     def _look_for_room(self) -> None:
-        """Fill the reserve again if the disk has room, and then leave it alone."""
+        """Refill the reserve if the disk has room."""
         if time.monotonic() < self._next_look_s:
             return
         self._next_look_s = time.monotonic() + LOOK_S
         if self._failure is None and self._reserve.fill(SPARE_BYTES):
             self._feeder.take_room()
             self.is_on_reserve = False
-            logger.warning("the disk has room again: the reserve is filled, and new samples are taken")
+            logger.warning("the disk has room again: the reserve is filled, and new samples are accepted")
 
     def flush(self) -> Position:
-        """Bring the index up to date: the place in the log up to which it is. Raises ``StorageFailed``."""
-        # Every query would answer by what was there before the failure.
+        """Bring the index up to date; return the log position it has reached. Raises ``StorageFailed``."""
+        # Queries would otherwise answer with the state before the failure.
         if self._index_failed:
             raise self._refusal()
         self._feed(self._feeder.flush)
@@ -158,18 +158,18 @@ class LogWriter:
 
     @property
     def num_index_builds(self) -> int:
-        """How often the index was begun anew. Any thread may ask."""
+        """How often the index was started from empty. Callable from any thread."""
         return self._feeder.num_builds
 
     def rebuild_index(self, num_builds: int, reason: str) -> None:
-        """Build the index from the log, unless that was done since there had been ``num_builds``."""
+        """Rebuild the index from the log, unless it was rebuilt since ``num_builds`` was read."""
         if self.num_index_builds == num_builds:
             self._feeder.rebuild(reason)
 
     def rewrite(self, find_rows: Callable[[], Sequence[Row]], generation: int) -> None:
-        """Write the rows again that ``find_rows`` takes out of the index. Nothing comes in between.
+        """Rewrite the rows that ``find_rows`` takes from the index. No other write happens in between.
 
-        Raises ``StorageFailed``, also if the caller has not seen the last recovery.
+        Raises ``StorageFailed``, also if the caller does not know of the last recovery.
         """
         self.check(generation)
         self.flush()
@@ -178,37 +178,37 @@ class LogWriter:
             for part in batches(entries, ENTRIES_PER_COMMIT):
                 self._feeder.add(part, self._write(part))
         except OSError as error:
-            # How much was to be written is not known here; `recover` tries the disk with at least so much.
+            # The size of the failed write is unknown here; `recover` tests the disk with at least this much.
             self._failed_bytes = PROBE_BYTES
             self._fail(error)
             raise self._refusal() from error
         self.flush()
 
     def remove(self, segment: int, generation: int) -> None:
-        """Remove a segment of which nothing is needed any more. Raises ``StorageFailed`` and ``OSError``."""
+        """Remove a segment that is no longer needed. Raises ``StorageFailed`` and ``OSError``."""
         self.check(generation)
         self._log.remove(segment)
 
     def check(self, generation: int) -> None:
-        """Raise ``StorageFailed`` after a failure, also after its recovery if the caller has not seen that."""
+        """Raise ``StorageFailed`` after a failure, and after its recovery if the caller does not know of it."""
         if self._failure is not None or generation != self._generation:
             raise StorageFailed(str(self._failure or _LATE))
 
     def recover(self) -> int:
-        """Make the log end with its last confirmed record, try the disk, and mend the index; the new generation."""
+        """Truncate the log after its last confirmed record, test the disk, repair the index; the new generation."""
         if self._failure is not None:
             self._log.cut()
             self._probe()
-            # What it lacks is read from the log, which holds everything that was confirmed.
+            # Its missing entries are read from the log, which holds everything that was confirmed.
             if self._index_failed:
                 self._feeder.close()
                 self._open_index()
             self._failure, self._index_failed, self._failed_bytes = None, False, 0
-            logger.warning("the journal takes writes again")
+            logger.warning("the journal accepts writes again")
         return self._generation
 
     def _probe(self) -> None:
-        # With as much as failed: a full disk may take a few bytes and refuse the next commit.
+        # As much as failed: a full disk may accept a few bytes and refuse the next commit.
         num_bytes = PROBE_BYTES if self.is_on_reserve else min(max(self._failed_bytes, PROBE_BYTES), BATCH_BYTES)
         try:
             self._log.probe(num_bytes)
@@ -222,7 +222,7 @@ class LogWriter:
         self._is_stopping = True
         if self._failure is not None:
             self._cut_quietly()
-        with suppress(sqlite3.Error):  # the next opening reads from the log what the index did not get
+        with suppress(sqlite3.Error):  # the next opening reads from the log what the index lacks
             self._feeder.flush()
         self._feeder.close()
         self._log.close()
@@ -236,17 +236,17 @@ class LogWriter:
                 self._commit(appends)
             if job is not None:
                 self._do(job)
-            # Here commits wait for the index: writers are slowed down before its backlog fills the memory.
+            # Commits wait for the index here, which slows writers down before its backlog fills the memory.
             while self._feeder.is_pressing and not self._is_stopping:
                 self._feed(self._feeder.feed)
 
     def _take(self) -> tuple[list[Append], Job | None]:
-        """What is queued, up to the first job and up to ``BATCH_BYTES``; waits for something to be there."""
+        """Take queued items up to the first job or ``BATCH_BYTES``; waits until there is one."""
         appends: list[Append] = []
         num_bytes = 0
         while num_bytes < BATCH_BYTES and self._has_more(wait=not appends):
             item = self._taken.popleft()
-            # A job sees all appends before it committed, thus it ends the batch.
+            # A job runs after all earlier appends are committed, so it ends the batch.
             if isinstance(item, Job):
                 return appends, item
             appends.append(item)
@@ -254,7 +254,7 @@ class LogWriter:
         return appends, None
 
     def _has_more(self, *, wait: bool) -> bool:
-        """Whether something is queued; with ``wait`` it is, in the end."""
+        """Whether something is queued; with ``wait``, waits until it is."""
         while not self._taken:
             try:
                 self._taken += self._wait() if wait else self._queue.get_nowait()
@@ -263,7 +263,7 @@ class LogWriter:
         return True
 
     def _wait(self) -> list[Append | Job]:
-        # The index is fed when nothing else is to do.
+        # The index is fed when there is nothing else to do.
         while self._feeder.has_backlog:
             with suppress(Empty):
                 return self._queue.get(timeout=IDLE_S)
@@ -275,20 +275,20 @@ class LogWriter:
         return self._queue.get()
 
     def _commit(self, appends: Sequence[Append]) -> None:
-        # Between a failure and its recovery, and of a caller that has not learned of it: its memory is ahead of the
-        # disk.
+        # Refused between a failure and its recovery, and from a caller that does not know of it: its memory is ahead of
+        # the disk.
         taken = [append for append in appends if self._failure is None and append.generation == self._generation]
         refused = [append for append in appends if self._failure is not None or append.generation != self._generation]
-        # One write and one fdatasync for all that came while the last one was waited for.
+        # One write and one fdatasync for everything queued during the last one.
         entries = [append.entry for append in taken]
         try:
             locations = self._write(entries) if entries else []
-        except Exception as error:  # noqa: BLE001 - whatever went wrong, nobody may wait for ever
+        except Exception as error:  # noqa: BLE001 - whatever failed, no caller may wait for ever
             self._failed_bytes = sum(entry.num_bytes for entry in entries)
             self._fail(error)
             taken, refused, locations = [], list(appends), []
         else:
-            # After the disk has it: an index ahead of the log would be built anew.
+            # After the disk has it: an index ahead of the log would be rebuilt.
             self._feeder.add(entries, locations)
         if taken:
             self._call_in_loop(_confirm, taken, locations)
@@ -296,7 +296,7 @@ class LogWriter:
             self._call_in_loop(_refuse_all, refused, str(self._failure or _LATE))
 
     def _write(self, entries: Sequence[LogEntry]) -> list[Location | None]:
-        # The reserve is for what lets stored bodies go, not for those that came before anybody knew of the full disk.
+        # The reserve is for changes that let bodies be removed, not for samples queued before the disk was known full.
         if self.is_on_reserve and _has_body(entries):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         while True:
@@ -310,7 +310,7 @@ class LogWriter:
     def _feed(self, feed: Callable[[], None]) -> None:
         try:
             feed()
-        except Exception as error:  # noqa: BLE001 - the thread must go on, to answer those who wait
+        except Exception as error:  # noqa: BLE001 - the thread must continue, to answer waiting callers
             if self._spend(error):
                 self._feed(feed)
                 return
@@ -321,13 +321,13 @@ class LogWriter:
     def _fail(self, error: Exception) -> None:
         logger.error("the journal cannot be written: %s", error, exc_info=not isinstance(error, OSError))
         self._failure = error
-        # Counted at the failure: what is queued already, or submitted before the caller hears of it, is of an older
-        # one.
+        # Counted at the failure: items already queued, or submitted before the caller learns of it, belong to an older
+        # generation.
         self._generation += 1
         self._cut_quietly()
 
     def _cut_quietly(self) -> None:
-        with suppress(OSError):  # `recover` does it again, and tells
+        with suppress(OSError):  # `recover` repeats it and reports the error
             self._log.cut()
 
     def _refusal(self) -> StorageFailed:
@@ -336,13 +336,13 @@ class LogWriter:
     def _do(self, job: Job) -> None:
         try:
             result = job.call()
-        except Exception as error:  # noqa: BLE001 - it belongs to the caller, who is waiting
+        except Exception as error:  # noqa: BLE001 - it is passed to the waiting caller
             self._call_in_loop(finish, job.done, None, error)
         else:
             self._call_in_loop(finish, job.done, result, None)
 
     def _call_in_loop(self, call: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop was closed without leaving the store: nobody is left who waits
+        with suppress(RuntimeError):  # the loop was closed without leaving the store, so no caller is waiting
             self.loop.call_soon_threadsafe(call, *arguments)
 
 
@@ -354,8 +354,8 @@ def _confirm(appends: Sequence[Append], locations: Sequence[Location | None]) ->
     for append, location in zip(appends, locations, strict=True):
         try:
             append.done(location, None)
-        except Exception:  # one caller's fault must not leave the others waiting
-            logger.exception("the caller of an append failed when that was stored")
+        except Exception:  # one caller's failure must not leave the others waiting
+            logger.exception("the caller of an append failed after the append was stored")
 
 
 def _refuse_all(appends: Sequence[Append], reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The store without a disk: for tests, and for runs whose data may be lost."""
+"""A store without a disk: for tests, and for runs whose data may be lost."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -31,10 +31,10 @@ from forebay.core.records.rows import (
 
 
 class MemoryStore(Store):
-    """Everything in dictionaries. Its contents stay when it is left and entered again, and go with the process."""
+    """Keeps everything in dictionaries. Its contents survive leaving and re-entering it, but not the process."""
 
     def __init__(self, *, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Bodies are kept in segments of about ``segment_bytes``, so that they can be removed as those of a journal."""
+        """Bodies are kept in segments of about ``segment_bytes``, so that they can be removed as in a journal."""
         self._runs: dict[str, RunRow] = {}
         self._starts: dict[str, StartRow] = {}
         self._active: dict[str, float] = {}
@@ -44,7 +44,7 @@ class MemoryStore(Store):
         self._checkpoints: dict[tuple[str, int], CheckpointRow] = {}
         self._segment_bytes = segment_bytes
         self._bodies: dict[int, list[bytes]] = {1: []}
-        """By segment, of which the last one grows."""
+        """Bodies by segment; the last segment grows."""
         self._sizes = Counter({1: 0})
         self._removals = Removals()
 
@@ -55,12 +55,12 @@ class MemoryStore(Store):
         return None
 
     def submit(self, rows: Sequence[Row], body: bytes | memoryview | None, done: Done) -> None:
-        # Encoded as for a disk: what a journal would refuse is refused here, and no caller can change a row later.
+        # Encoded as for a disk, to reject what a journal would reject, and to protect the rows from later changes.
         entry = make_entry(rows, body)
         location = None if body is None else self._keep(bytes(body))
         for row in entry.rows:
             self._apply(row, location)
-        # Before `submit` returns; a journal calls it in a later turn of the loop.
+        # Called before `submit` returns; a journal calls it in a later turn of the loop.
         done(location, None)
 
     def _keep(self, body: bytes) -> Location:
@@ -91,7 +91,7 @@ class MemoryStore(Store):
             self._checkpoints[row.run_id, row.step] = row
         elif isinstance(row, TickRow):
             self._active[row.run_id] = row.active_s
-        # A `ColumnsRow` tells what is here anyway: a segment that goes takes nothing but bodies with it.
+        # A `ColumnsRow` is not needed: removing a segment here removes only bodies.
 
     def _remove(self, run_id: str) -> None:
         del self._runs[run_id], self._active[run_id]
@@ -102,7 +102,7 @@ class MemoryStore(Store):
                 del rows[key]
 
     def _apply_sample(self, row: SampleRow, location: Location) -> None:
-        # Taken out first, so that a replaced sample moves to the end.
+        # Removed first, so that a replaced sample moves to the end.
         key = (row.run_id, row.group_id, row.uid)
         self._samples.pop(key, None)
         self._samples[key] = StoredSample(row, location)
@@ -117,10 +117,10 @@ class MemoryStore(Store):
         try:
             return [self._bodies[location.segment][location.offset] for location in locations]
         except LookupError:
-            raise StorageFailed("there is none at this place", what="a stored body cannot be read") from None
+            raise StorageFailed("there is no body at this location", what="a stored body cannot be read") from None
 
     def drop_bodies(self) -> None:
-        """Let go of every body, as if each segment had been removed: for whoever has no use for them any more."""
+        """Drop every body, as if each segment had been removed, because the caller no longer needs them."""
         following = max(self._bodies) + 1
         self._bodies, self._sizes = {following: []}, Counter({following: 0})
 
@@ -135,7 +135,7 @@ class MemoryStore(Store):
         return self._starts.get(run_id)
 
     async def load_groups(self, run_id: str) -> list[GroupRow]:
-        # Copies: the caller changes its rows.
+        # Copies, because the caller changes its rows.
         rows = [replace(row) for row in self._groups.values() if row.run_id == run_id]
         return sorted(rows, key=lambda row: row.number)
 
@@ -227,7 +227,7 @@ class MemoryStore(Store):
                 found[number][key] = GroupBodies(*key, known.num_bytes + length, newest_at_s)
         return [Segment(number, self._sizes[number], list(groups.values())) for number, groups in found.items()]
 
-    async def num_row_bytes(self, segment: int) -> int:  # noqa: ARG002 - a journal's columns are here for good
+    async def num_row_bytes(self, segment: int) -> int:  # noqa: ARG002 - rows are not stored in segments here
         return 0
 
     def holds(self, location: Location) -> bool:

@@ -1,7 +1,8 @@
-"""Removing a segment of the journal: which one is about to go, and what of it must be written again before.
+"""Removing a segment of the journal: which removal is in progress, and what must be rewritten first.
 
-Its bodies go for good, but everything else that only its records say must stay known. The index, which was built from
-them, knows what that is; each function that asks it takes a connection of its own, in any thread. One caller at a time.
+The segment's bodies are deleted, but everything else that only its records contain must stay known. The index,
+built from them, knows what that is. Each function that queries it takes its own connection, in any thread. One caller
+at a time.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from forebay.core.records.rows import (
 )
 
 ROW_BYTES = 400
-"""About what a row of these takes in the log, besides its longest fields."""
+"""Approximate size of a row in the log, without its longest fields."""
 _LONG_FIELDS = {
     "runs": "length(document)",
     "starts": "length(document)",
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 def bodies(connection: sqlite3.Connection, segment: int) -> list[GroupBodies]:
-    """What of each group lies in the segment."""
+    """Bodies in the segment, by group."""
     cursor = connection.execute(
         "SELECT run_id, group_id, sum(num_bytes), max(newest_at_s) FROM samples WHERE segment = ? GROUP BY 1, 2",
         (segment,),
@@ -58,25 +59,25 @@ def bodies(connection: sqlite3.Connection, segment: int) -> list[GroupBodies]:
 
 
 def segments_of(connection: sqlite3.Connection, run_id: str) -> list[int]:
-    """The segments in which bodies of the run were written; they may be gone."""
+    """Segments in which bodies of the run were written; they may have been removed."""
     return [
         number for (number,) in connection.execute("SELECT DISTINCT segment FROM samples WHERE run_id = ?", (run_id,))
     ]
 
 
 def groups(connection: sqlite3.Connection, segment: int) -> list[GroupKey]:
-    """The groups that samples with a body in the segment name, in the order in which the samples came."""
+    """Groups named by samples with a body in the segment, in order of the samples' arrival."""
     query = "SELECT run_id, group_id FROM samples WHERE segment = ? GROUP BY 1, 2 ORDER BY min(seq)"
     return list(connection.execute(query, (segment,)))
 
 
 def foreign_columns(connection: sqlite3.Connection, segment: int) -> list[tuple[str, str, int]]:
-    """Run, group and segment of bodies of whose samples only a record in ``segment`` tells, which has other bodies."""
+    """Run, group and segment of bodies in other segments whose columns are only in a record of ``segment``."""
     return list(connection.execute(f"SELECT run_id, group_id, segment {_COLUMNS_IN} ORDER BY seq", (segment,)))
 
 
 def num_row_bytes(connection: sqlite3.Connection, segment: int) -> int:
-    """About how much must be written again when the segment is removed, besides bodies."""
+    """Approximate number of bytes to rewrite when the segment is removed, besides bodies."""
     counted = [f"SELECT {ROW_BYTES} * count(*) + total({_LONG_FIELDS[t.name]}) {_rows_in(t)}" for t in TABLES.values()]
     counted += [
         "SELECT total(length(rows)) FROM samples WHERE segment = ?",
@@ -86,9 +87,9 @@ def num_row_bytes(connection: sqlite3.Connection, segment: int) -> int:
 
 
 def current_rows(connection: sqlite3.Connection, segment: int) -> list[Row]:
-    """Every row, but samples and their columns, whose present value only a record in the segment tells.
+    """Every row, except samples and their columns, whose current value is only in a record of the segment.
 
-    The active seconds of all runs are among them: samples tell of them, too, and which row did is not known.
+    Includes the active seconds of all runs: samples raise them too, and which row did so is unknown.
     """
     rows: list[Row] = []
     for table in TABLES.values():
@@ -98,7 +99,7 @@ def current_rows(connection: sqlite3.Connection, segment: int) -> list[Row]:
 
 
 def is_needed(connection: sqlite3.Connection, segment: int) -> bool:
-    """Whether the present value of anything is known from nothing but a record in the segment."""
+    """Whether the current value of anything is only in a record of the segment."""
     queries = [f"SELECT 1 {_rows_in(table)} LIMIT 1" for table in TABLES.values()]
     queries.append("SELECT 1 FROM samples WHERE segment = ? AND written_in = segment LIMIT 1")
     queries.append(f"SELECT 1 {_COLUMNS_IN} LIMIT 1")
@@ -110,7 +111,7 @@ def _rows_in(table: Table[Any]) -> str:
 
 
 class Removals:
-    """Segments that are about to be removed, each with the generation of the journal in which that was decided."""
+    """Segments whose removal is in progress, each with the journal's generation at its start."""
 
     def __init__(self) -> None:
         self._generations: dict[int, int] = {}
@@ -121,27 +122,27 @@ class Removals:
         return segment in self._generations
 
     def generation(self, segment: int) -> int:
-        """When the removal began. Raises ``KeyError`` if it did not."""
+        """The generation in which the removal began. Raises ``KeyError`` if it did not."""
         return self._generations[segment]
 
     def begin(self, segment: int, generation: int = 0) -> None:
-        """A segment is about to be removed."""
+        """Record that the removal of a segment begins."""
         self._generations[segment] = generation
         self._is_empty.clear()
 
     def end(self, segment: int) -> None:
-        """It stays, or is removed."""
+        """Record that the removal has ended, or was cancelled."""
         self._generations.pop(segment, None)
         if not self._generations:
             self._is_empty.set()
 
     async def wait_until_empty(self) -> None:
-        """Return when no segment is about to be removed."""
+        """Wait until no removal is in progress."""
         await self._is_empty.wait()
 
 
 class Known:
-    """Keys that the index behind ``connection`` has, looked up once."""
+    """Keys in the index behind ``connection``, looked up once."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -151,7 +152,7 @@ class Known:
         self._uids: dict[tuple[str, str], set[str]] = {}
 
     def has(self, row: Row) -> bool:
-        """Whether there is a value, this or a later one, for the key of ``row``, or its run was removed."""
+        """Whether the key of ``row`` has this or a later value, or its run was removed."""
         if row.run_id in self._removed:
             return True
         if isinstance(row, SampleRow):
@@ -174,7 +175,7 @@ class Known:
         if found is None:
             if len(self._uids) >= REMEMBERED_GROUPS:
                 self._uids.clear()
-            # One question for all samples of a group: the records behind this one are mostly of the same.
+            # One query for all samples of a group, because the following records are mostly of the same group.
             samples = index_queries.group_samples(self._connection, run_id, group_id)
             found = self._uids[run_id, group_id] = {sample.row.uid for sample in samples}
         return found
@@ -184,14 +185,14 @@ class Known:
 
 
 class Addition(NamedTuple):
-    """An append to make."""
+    """An append to be made."""
 
     rows: Sequence[Row]
     body: bytes | None
 
 
 class Clearing:
-    """The samples of one segment: moved are those of the groups in ``moved``, of the others the columns are kept."""
+    """Rewrites one segment's samples: groups in ``moved`` with their bodies, other groups as columns only."""
 
     def __init__(self, log: SegmentLog, bodies: BodyReader, segment: int, moved: Collection[GroupKey]) -> None:
         self._log = log
@@ -199,12 +200,12 @@ class Clearing:
         self._segment = segment
         self._moved = moved
         self._segments_of: dict[GroupKey, set[int]] = {}
-        """By group, the segments whose samples are known from this one: itself, and those whose columns it has."""
+        """Segments whose samples are known only from this one, by group: itself, and those whose columns it has."""
 
     def verify(self, connection: sqlite3.Connection) -> None:
-        """Read the whole segment, and compare it with the index: what that lacks would be lost.
+        """Read the whole segment and compare it with the index, because anything the index lacks would be lost.
 
-        Raises ``StorageFailed`` if it lacks something.
+        Raises ``StorageFailed`` if it lacks anything.
         """
         known = Known(connection)
         for part in self._log.parts_of(self._segment):
@@ -214,13 +215,13 @@ class Clearing:
             for row in chain.from_iterable(record.rows for record in records):
                 if not known.has(row):
                     raise StorageFailed(
-                        f"the index lacks a {type(row).__name__} that is in it",
+                        f"the index lacks a {type(row).__name__} of this segment",
                         what=f"segment {self._segment} cannot be removed",
                         hint="stop the server, delete index.sqlite*, and start it again",
                     )
 
     def keys(self, connection: sqlite3.Connection) -> list[GroupKey]:
-        """The groups for which there may be something to write."""
+        """The groups for which something may have to be written."""
         for key in groups(connection, self._segment):
             self._segments_of[key] = {self._segment}
         for run_id, group_id, segment in foreign_columns(connection, self._segment):
@@ -228,7 +229,7 @@ class Clearing:
         return list(self._segments_of)
 
     def additions(self, connection: sqlite3.Connection, keys: Sequence[GroupKey]) -> list[Addition]:
-        """What to append for these groups, in order. Raises ``StorageFailed`` if a body to move is damaged."""
+        """The appends for these groups, in order. Raises ``StorageFailed`` if a body to move is damaged."""
         made: list[Addition] = []
         columns: list[ColumnsRow] = []
         for key in keys:
@@ -241,13 +242,13 @@ class Clearing:
     def _moves(self, samples: Sequence[StoredSample]) -> Iterator[Addition]:
         moving = [sample for sample in samples if sample.location.segment == self._segment]
         try:
-            # Proved as they are read: copying a damaged body would give the damage a new, valid checksum.
+            # Verified while read: copying a damaged body would give the damage a new, valid checksum.
             found = self._bodies.read([sample.location for sample in moving])
         except BodyUnreadable as error:
             raise StorageFailed(
                 f"a body that is still needed is damaged ({error.message})",
                 what=f"segment {self._segment} cannot be removed",
-                hint="it stays until its group is delivered or discarded",
+                hint="the segment stays until the body's group is delivered or discarded",
             ) from error
         for sample, body in zip(moving, found, strict=True):
             yield Addition([sample.row], body)
@@ -255,7 +256,7 @@ class Clearing:
     def _columns(self, key: GroupKey, samples: Sequence[StoredSample]) -> Iterator[ColumnsRow]:
         row = samples[0].row
         for segment in sorted(self._segments_of[key]):
-            # Moved samples have rows of their own behind everything else: an empty row takes the old ones away.
+            # Moved samples have new rows at the end of the log: an empty row removes the old ones.
             is_moved = segment == self._segment and key in self._moved
             left = [] if is_moved else [sample for sample in samples if sample.location.segment == segment]
             yield ColumnsRow(

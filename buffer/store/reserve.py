@@ -1,6 +1,6 @@
-"""Room that is kept for a full disk: what acknowledges, leases or gives back is a log write, too.
+"""Disk space reserved for a full disk, because acknowledgements, leases and releases are log writes too.
 
-A file of so many bytes, given up a part at a time. Nothing is ever read from it.
+The space is a file that is released in parts. It is never read.
 """
 
 import errno
@@ -12,21 +12,21 @@ from forebay.buffer.store.index_damage import is_no_room as is_no_room_for_index
 from forebay.core.records.disk_files import Files
 
 PART_BYTES = 1 << 20
-"""Given up at once: other programs write to the same disk, and take what is free."""
+"""Released at once, because other programs write to the same disk and take what is free."""
 SPARE_BYTES = 4 << 20
-"""What must be free besides, before the reserve is filled again: else the next write would begin it anew."""
+"""Additional free bytes required before the reserve is refilled; otherwise the next write would need it again."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 logger = logging.getLogger(__name__)
 
 
 def is_no_room(error: BaseException) -> bool:
-    """Whether ``error`` says that the disk is full."""
+    """Whether ``error`` means that the disk is full."""
     return (isinstance(error, OSError) and error.errno in _NO_ROOM) or is_no_room_for_index(error)
 
 
 class Reserve:
-    """``num_bytes`` kept in the file ``path``; 0 keeps none. Used from one thread."""
+    """``num_bytes`` reserved in the file ``path``; 0 reserves none. Used from one thread."""
 
     def __init__(self, path: Path, num_bytes: int, files: Files) -> None:
         self._path = path
@@ -35,16 +35,16 @@ class Reserve:
         self._kept = 0
 
     def open(self) -> None:
-        """Take over what is there, and fill it as far as there is room."""
+        """Adopt the existing file, and fill it if there is room."""
         if not self._wanted:
             self._path.unlink(missing_ok=True)
             return
         self._resize(min(self._size(), self._wanted))
         if not self.fill(0):
-            logger.warning("there is no room for all of the reserve: %d of %d bytes", self._kept, self._wanted)
+            logger.warning("the reserve is incomplete for lack of room: %d of %d bytes", self._kept, self._wanted)
 
     def fill(self, num_free: int) -> bool:
-        """Make it whole if ``num_free`` bytes are free besides; whether it is whole."""
+        """Fill the reserve if ``num_free`` bytes stay free; return whether it is full."""
         try:
             missing = self._wanted - self._kept
             if self._files.free_bytes(self._path.parent) < missing + num_free:
@@ -58,7 +58,7 @@ class Reserve:
         return True
 
     def give(self) -> bool:
-        """Give a part of it up; False if nothing is left."""
+        """Release part of the reserve; False if nothing is left."""
         if not self._kept:
             return False
         try:
@@ -69,9 +69,9 @@ class Reserve:
         return True
 
     def _fail(self, error: OSError) -> None:
-        if error.errno not in _NO_ROOM:  # another program was faster, or there is a quota
+        if error.errno not in _NO_ROOM:  # these mean that another program was faster, or there is a quota
             logger.warning("the reserve cannot be changed: %s", error)
-        with suppress(OSError):  # what was added before that goes back
+        with suppress(OSError):  # releases what was added before the error
             self._resize(self._kept)
 
     def _size(self) -> int:

@@ -1,7 +1,7 @@
-"""Stored bodies on their way to a socket, without passing through the event loop.
+"""Sends stored bodies to a socket without passing them through the event loop.
 
-Each body is proved before its first byte goes out, the next ones while those before them are on their way. Short ones
-are sent, many to a call, out of the memory in which they were proved; long ones go by ``sendfile``. Both let go of the
+Each body is verified before its first byte is sent, while earlier bodies are being sent. Short bodies
+are sent from the memory in which they were verified, many per call; long ones use ``sendfile``. Both release the
 interpreter's lock meanwhile.
 """
 
@@ -16,11 +16,11 @@ from forebay.buffer.store.bodies import STRETCH_BYTES, BodyReader, Scratch, part
 from forebay.core.records.disk_files import MAX_BUFFERS, BytesLike, ReadFile, behind
 
 PATIENCE_MS = 50
-"""How long a thread waits for a socket that takes no more, before the event loop waits for it."""
+"""Milliseconds that a thread waits for a full socket before the event loop waits instead."""
 
 
 class _FileSpan(NamedTuple):
-    """``length`` bytes of a segment from ``offset`` on."""
+    """``length`` bytes of a segment from ``offset``."""
 
     segment: int
     file: ReadFile
@@ -29,11 +29,11 @@ class _FileSpan(NamedTuple):
 
 
 _Step = list[BytesLike] | _FileSpan
-"""What is sent with one call, or with as many as the socket wants."""
+"""Data for one call, or for as many as the socket needs."""
 
 
 class BodyTransfer:
-    """``pieces`` on their way. ``go`` may be called from another thread each time, by one at a time."""
+    """A transfer of ``pieces``. ``go`` may be called from different threads, one at a time."""
 
     def __init__(self, reader: BodyReader, pieces: Sequence[Outbound]) -> None:
         self._reader = reader
@@ -42,15 +42,15 @@ class BodyTransfer:
         self._next: _Step | None = None
         self._files: dict[int, ReadFile] = {}
         self._scratches = cycle((Scratch(), Scratch()))
-        """By turns: while one step is sent, the next one is made."""
+        """Used alternately: while one step is sent, the next one is made."""
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Let ``go`` return soon, with whatever is not sent yet."""
+        """Make ``go`` return soon, whatever is left to send."""
         self._is_stopped = True
 
     def close(self) -> None:
-        """Give the files back, and the memory: whoever handles an error may keep this object alive."""
+        """Close the files and free the memory: an error handler may keep this object alive."""
         self._left = self._next = None
         self._steps, self._scratches = iter(()), cycle((Scratch(),))
         for file in self._files.values():
@@ -58,9 +58,9 @@ class BodyTransfer:
         self._files.clear()
 
     def go(self, connection: socket.socket) -> bool:
-        """Send on; whether that was all. Otherwise the socket takes no more for the moment.
+        """Continue sending; return whether everything is sent. If not, the socket is full for now.
 
-        Raises ``StorageFailed``, and ``ConnectionError`` if nobody is there any more.
+        Raises ``StorageFailed``, and ``ConnectionError`` if the client has disconnected.
         """
         while not self._is_stopped:
             step = self._left or self._made_next()
@@ -68,7 +68,7 @@ class BodyTransfer:
                 return True
             self._left = self._send(connection, step)
             if self._left:
-                self._next = self._made_next()  # the receiver has enough to do meanwhile
+                self._next = self._made_next()  # the receiver is busy meanwhile
                 if not _takes_more(connection):
                     return False
         return False
@@ -78,16 +78,16 @@ class BodyTransfer:
         return made
 
     def _send(self, connection: socket.socket, step: _Step) -> _Step | None:
-        """What is left of ``step``."""
+        """Send ``step`` and return what is left of it."""
         try:
             if isinstance(step, _FileSpan):
                 return _send_span(connection, step)
-            # MSG_MORE: the kernel waits for the next step before it sends a packet that is not full.
+            # MSG_MORE: the kernel waits for the next step before it sends a partial packet.
             num_bytes = connection.sendmsg(step[:MAX_BUFFERS], [], socket.MSG_MORE)
             return behind(step, num_bytes) or None
         except BlockingIOError:
             return step
-        except TimeoutError as error:  # the kernel gave the connection up
+        except TimeoutError as error:  # the kernel closed the connection
             raise ConnectionAbortedError(str(error)) from error
 
     # --- what to send
@@ -96,12 +96,12 @@ class BodyTransfer:
         for stretch, num_bytes in stretches(pieces, _num_read, STRETCH_BYTES):
             if num_bytes <= STRETCH_BYTES:
                 yield self._loaded(stretch)
-            else:  # one that is longer stands alone
+            else:  # a longer piece is alone
                 yield from self._steps_of(stretch[0])
 
     def _loaded(self, pieces: Sequence[Outbound]) -> list[BytesLike]:
         regions = self._reader.load(pieces, next(self._scratches), may_wait=True)
-        assert regions is not None, "whoever may wait gets it all"
+        assert regions is not None, "a load that may wait returns everything"
         return list(parts(pieces, regions))
 
     def _steps_of(self, piece: Outbound) -> Iterator[_Step]:
@@ -147,7 +147,7 @@ def _send_span(connection: socket.socket, span: _FileSpan) -> _FileSpan | None:
 
 
 def _takes_more(connection: socket.socket) -> bool:
-    # Not `select`: it knows no descriptor above 1 023.
+    # Not `select`, which does not support descriptors above 1 023.
     waiting = select.poll()
     waiting.register(connection, select.POLLOUT)
     return bool(waiting.poll(PATIENCE_MS))

@@ -105,7 +105,7 @@ def test_a_rewind_to_a_kept_checkpoint_delivers_the_same_and_an_older_one_is_ref
     before = known(run)
     for step in (None, 1, 2):
         error = assert_error(rewind(run, step), 409, "bodies_gone")
-        assert "earliest checkpoint that can be gone back to is that of step 3" in error["hint"]
+        assert "earliest checkpoint to rewind to is that of step 3" in error["hint"]
     assert known(run) == before, "what is refused changes nothing"
     run.rewind(4)
     again = run.read(num_groups=8)
