@@ -1,7 +1,7 @@
-"""What the trace of a run is told by its buffer: groups that enter a state, and batches that do. No sample is.
+"""What a run's buffer records in its trace: state changes of groups and batches, but not samples.
 
-``Groups.open`` and ``Groups.move`` call ``group_changed``, ``RunBuffer.record`` hands on every row of a batch: each
-change passes one of the three. Times are those of ``time.monotonic``, as the whole trace's.
+``Groups.open`` and ``Groups.move`` call ``group_changed``, and ``RunBuffer.record`` passes on every batch row: each
+change passes one of the three. Times are from ``time.monotonic``, as in the whole trace.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,23 +17,23 @@ from forebay.telemetry.tracing.trace_ids import is_kept, new_span_id
 from forebay.telemetry.tracing.tracer import NO_TRACE
 
 MAX_SEEN = 4_096
-"""Batches of which it is known what was recorded last. Of an older one that changes it is recorded again."""
+"""Number of batches whose last record is known. An older batch may be recorded twice."""
 
 
 class TraceSink(Protocol):
-    """Takes the records of one run: a ``Tracer``, or what opens one when the first record comes."""
+    """Receives the records of one run: a ``Tracer``, or an object that opens one at the first record."""
 
     @property
     def rate(self) -> float:
-        """The share of groups whose spans are kept."""
+        """Share of groups whose spans are kept."""
         ...
 
     def at(self, monotonic_s: float) -> int:
-        """The trace's time for one of ``time.monotonic``."""
+        """Convert a ``time.monotonic`` value to the trace's time."""
         ...
 
     def write(self, record: Record) -> None:
-        """Take a record; never blocks, never raises."""
+        """Accept a record; never blocks or raises."""
         ...
 
 
@@ -41,20 +41,20 @@ MakeTrace = Callable[[Run], TraceSink]
 
 
 def no_trace(_: Run) -> TraceSink:
-    """Of a buffer whose host traces nothing."""
+    """Return the sink of a buffer whose host traces nothing."""
     return NO_TRACE
 
 
 class ChangeRecords:
-    """Makes the records of one run, for as long as its ``RunBuffer`` is the one in use."""
+    """Makes the records of one run while its ``RunBuffer`` is in use."""
 
     def __init__(self, sink: TraceSink) -> None:
         self._sink = sink
         self._seen: dict[str, tuple[BatchState, int | None]] = {}
-        """By batch, its state and checkpoint as last recorded: rows are handed on that say nothing new."""
+        """Last recorded state and checkpoint by batch, because rows may contain nothing new."""
 
     def group_changed(self, group: SampleGroup, source: GroupState | None) -> None:
-        """A group has opened (``source`` None), or left the state ``source`` for another."""
+        """Record that a group has opened (``source`` None), or left the state ``source``."""
         row, now_s = group.row, monotonic()
         if row.state is not GroupState.READY:
             self._sink.write(
@@ -68,7 +68,7 @@ class ChangeRecords:
             )
             return
         is_by_sample = source is GroupState.OPEN and not row.is_salvaged and group.last_sample_at_s > 0
-        # It is judged when somebody reads, which may be much later than its last sample came.
+        # It is judged at a read, which may be much later than its last sample.
         group.ready_at_s = group.last_sample_at_s if is_by_sample else now_s
         self._sink.write(
             GroupChange(
@@ -83,7 +83,7 @@ class ChangeRecords:
         )
 
     def rows_changed(self, rows: Iterable[Row]) -> None:
-        """These rows are about to be stored: those of batches may say something new."""
+        """Record changes of batches among these rows, which are about to be stored."""
         for row in rows:
             if isinstance(row, BatchRow):
                 self._batch_changed(row)
@@ -91,7 +91,7 @@ class ChangeRecords:
     def _batch_changed(self, row: BatchRow) -> None:
         now = (row.state, row.checkpoint_step)
         before = self._seen.get(row.batch_id, (BatchState.LEASED, None))
-        if now == before:  # a lease that begins is in the record of its read
+        if now == before:  # a read's own record includes the start of its lease
             return
         self._seen[row.batch_id] = now
         if len(self._seen) > MAX_SEEN:
@@ -103,7 +103,7 @@ class ChangeRecords:
             self._sink.write(BatchChange(t=t, batch=row.batch_id, state="checkpoint", checkpoint=row.checkpoint_step))
 
     def hooks_asked(self, stage: str, began_s: float, group_id: str = "", error: str = "") -> None:
-        """Users' hooks, in their own process, were asked from ``began_s`` until now."""
+        """Record that users' hooks, in their own process, ran from ``began_s`` until now."""
         rate = self._sink.rate
         if is_kept(group_id, rate) if group_id else rate > 0:
             t, at = self._sink.at(began_s), {"stage": stage} | ({"error": error} if error else {})
@@ -111,9 +111,9 @@ class ChangeRecords:
             self._sink.write(span)
 
     def weights_changed(self, what: Literal["announced", "paused", "resumed"], version: int | None = None) -> None:
-        """The trainer announced weights, or the engines were paused, or go on."""
+        """Record that weights were announced, or that the engines were paused or resumed."""
         self._sink.write(Weights(t=self._sink.at(monotonic()), what=what, version=version))
 
     def process_changed(self, what: Literal["started", "ended", "failed", "restarted"]) -> None:
-        """The run's process began or ended."""
+        """Record a start or an end of the run's process."""
         self._sink.write(ProcessChange(t=self._sink.at(monotonic()), what=what, process="run"))

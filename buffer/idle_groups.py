@@ -1,7 +1,7 @@
-"""What a run process says of its groups: which have a rollout in flight, and which are idle and do not age meanwhile.
+"""A run process's reports on its groups: which have a rollout in flight, and which are idle and do not age meanwhile.
 
-Nobody knows what a process does of which nothing is heard any more: ``QUIET_S`` after its last word its idle groups
-age as all others do, and so they do once it has ended. So every group ends in finite time whatever becomes of it.
+If a process is silent for ``QUIET_S``, or has ended, its idle groups age like all others. So every group ends in
+finite time whatever happens to the process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,16 +13,16 @@ from forebay.core.ids import InstanceId, group_id
 from forebay.core.records.rows import TickRow
 
 QUIET_S = 180.0
-"""How long a process with idle groups may say nothing, in active seconds of its run; it speaks every minute."""
+"""How long a process with idle groups may be silent, in active seconds of its run; it reports every minute."""
 
 Keys = Sequence[tuple[InstanceId, int]]
 """Groups by instance and epoch."""
 
 
 async def note_groups(buffer: RunBuffer, idle: Keys, busy: Keys) -> None:
-    """The process has spoken: from now on these groups have no rollout in flight, and those have one.
+    """Apply a report of the process: ``idle`` groups have no rollout in flight from now on, ``busy`` ones have one.
 
-    What it does not name stays as it was, and what is not open is left alone. Raises ``StorageFailed``.
+    Groups that are not named or not open are unchanged. Raises ``StorageFailed``.
     """
     buffer.check_storage()
     now_s, groups = buffer.active.now_s(), buffer.groups
@@ -33,7 +33,7 @@ async def note_groups(buffer: RunBuffer, idle: Keys, busy: Keys) -> None:
 
 
 async def note_new_process(buffer: RunBuffer) -> None:
-    """Another process begins, and nothing is in flight: all groups are idle until they are announced, or told busy.
+    """Mark all groups idle for a new process, until it announces them or reports them as busy.
 
     Raises ``StorageFailed``.
     """
@@ -47,13 +47,13 @@ async def note_new_process(buffer: RunBuffer) -> None:
 
 
 def idle_until_s(buffer: RunBuffer) -> float:
-    """Until when the groups that are idle now do not age, if nothing else is heard of their process."""
+    """Until when the groups that are idle now do not age, if their process stays silent."""
     heard_until_s, ended_s = buffer.heard_s + QUIET_S, buffer.run.process_ended_s
     return heard_until_s if ended_s is None else min(heard_until_s, ended_s)
 
 
 def oldest_age_s(buffer: RunBuffer) -> float:
-    """How old the oldest open group is, as its deadline counts it; 0 without one."""
+    """Age of the oldest open group, as its deadline counts it; 0 without one."""
     if not buffer.groups.is_any(GroupState.OPEN):
         return 0.0
     now_s, until_s = buffer.active.now_s(), idle_until_s(buffer)
@@ -62,7 +62,7 @@ def oldest_age_s(buffer: RunBuffer) -> float:
 
 
 def _hear(buffer: RunBuffer) -> dict[str, SampleGroup]:
-    """Note that the process is there; the groups that had begun to age since nothing was heard of it."""
+    """Note a report of the process; return the idle groups that had begun to age because of its silence."""
     now_s, until_s = buffer.active.now_s(), idle_until_s(buffer)
     buffer.heard_s = now_s
     aged = dict(buffer.groups.idle) if now_s > until_s else {}
@@ -79,6 +79,6 @@ def _known(buffer: RunBuffer, keys: Keys) -> Iterable[SampleGroup]:
 
 async def _record(buffer: RunBuffer, changed: dict[str, SampleGroup]) -> None:
     if changed:
-        # With the time: what a crash loses of it must not be counted again for groups that did not age in it.
+        # With the time, so that time lost in a crash is not counted for groups that did not age.
         tick = TickRow(run_id=buffer.run.run_id, active_s=buffer.active.now_s())
         await buffer.record(tick, *(group.row for group in changed.values()))

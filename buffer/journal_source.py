@@ -1,4 +1,4 @@
-"""A run of this buffer as a recording: what the store has of it."""
+"""A run of this buffer as a recording, read from the store."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from forebay.core.run import Run
 from forebay.replay.source import Source
 
 SECRETS = frozenset({"api_key", "run_key"})
-"""Fields of a payload that no recording has."""
+"""Payload fields that are never included in a recording."""
 
 
 class JournalSource(Source):
-    """A run of the journal. What it answers is of the moment in which it is asked."""
+    """A run of the journal. Each answer reflects the time of the call."""
 
     def __init__(self, run: Run, store: Store) -> None:
         self._store = store
@@ -22,27 +22,27 @@ class JournalSource(Source):
 
     @property
     def run(self) -> RecordedRun:
-        """What it is a recording of."""
+        """The recorded run."""
         return self._run
 
     async def groups(self) -> Sequence[GroupRow]:
-        """Every group, in the order in which they opened."""
+        """All groups, in the order in which they opened."""
         return await self._store.load_groups(self._run.run_id)
 
     async def batches(self) -> Sequence[BatchRow]:
-        """Every batch, by its number."""
+        """All batches, by number."""
         return await self._store.load_batches(self._run.run_id)
 
     async def samples(self, group_ids: Sequence[str]) -> Mapping[str, Sequence[StoredSample]]:
-        """By group, all that name it, in the order in which they came."""
+        """All samples that name each group, in order of arrival, by group."""
         return await self._store.samples_of(self._run.run_id, group_ids)
 
     def has_body(self, sample: StoredSample) -> bool:
-        """Whether its segment is there."""
+        """Whether the sample's segment exists."""
         return self._store.holds(sample.location)
 
     async def bodies(self, samples: Sequence[StoredSample]) -> Sequence[bytes]:
-        """Their bodies as they were stored. Raises ``StorageFailed``."""
+        """Stored bodies of ``samples``. Raises ``StorageFailed``."""
         return await self._store.read([each.location for each in samples])
 
 

@@ -1,4 +1,4 @@
-"""A recorded group, put into a run through the ordinary write: as then, but for the time that it took."""
+"""Writes a recorded group into a run through the ordinary write: as recorded, except for the time that it took."""
 
 import asyncio
 import logging
@@ -26,43 +26,43 @@ from forebay.replay.source import Recorded, Source
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
-"""Of bodies that are read at a time, before other work gets its turn; a longer one stands alone."""
+"""Bytes of bodies read at a time, before other work gets a turn; a longer body is read alone."""
 UNSTORED_BYTES = 8 << 20
-"""Of bodies that may wait for the disk."""
+"""Maximum bytes of bodies that wait for the disk."""
 
 Change = Callable[[Sequence[Recorded]], Awaitable[Sequence[Recorded]]]
-"""Makes other samples of those that were recorded, in their order: with another reward, for example."""
+"""Replaces recorded samples, in order, for example with ones that have another reward."""
 
 
 @dataclass(slots=True)
 class Fed:
-    """What became of a piece of a recording."""
+    """The result of writing a part of a recording."""
 
     num_hits: int = 0
     """Rollouts that are in the run."""
     num_missing: int = 0
-    """Samples of which the body, or a row, is gone or damaged; and those that go with them, since a group is whole."""
+    """Samples whose body or row is missing or damaged, and the rest of their groups, which must be complete."""
     num_tokens: int = 0
     num_bytes: int = 0
     stored: "Future[Any] | None" = None
-    """Done when the disk has all of it."""
+    """Completes when the disk has all of it."""
 
 
 @dataclass(slots=True)
 class GroupFeeder:
-    """Puts recorded groups into the run of an entry.
+    """Writes recorded groups into a run.
 
-    What is in it already is left alone, so that anything may be put in again. ``feed_group`` raises ``BufferFull``,
-    before anything of a group is in, and ``StorageFailed``.
+    Existing samples are skipped, so writing may be repeated. ``feed_group`` raises ``BufferFull``,
+    before it has written anything of a group, and ``StorageFailed``.
     """
 
     source: Source
     change: Change | None = None
     lost: dict[str, str] = field(default_factory=dict)
-    """By group, why it was not replayed."""
+    """Why a group was not replayed, by group id."""
 
     async def feed_group(self, entry: LiveRun, record: GroupRow, samples: Sequence[StoredSample]) -> Fed:
-        """All of a group at once, so that no reader sees a part of it; it is closed if it was closed short."""
+        """Write a whole group at once, so that no reader sees a part of it; close it if it was closed incomplete."""
         buffer, fed = entry.buffer, Fed()
         members = await self._fresh(entry, record, [each for each in samples if each.row.outcome == "member"])
         others = await self._fresh(entry, record, [each for each in samples if each.row.outcome != "member"])
@@ -87,7 +87,7 @@ class GroupFeeder:
     # --- what is to be done
 
     async def _fresh(self, entry: LiveRun, record: GroupRow, samples: Sequence[StoredSample]) -> list[StoredSample]:
-        """Those that are not in the run; what memory must know of their group it knows from then on."""
+        """Samples that are not in the run yet; loads what memory must know about their group."""
         gone = entry.buffer.gone
         entry.buffer.check_storage()
         if not gone.knows(record.instance_id, record.epoch):
@@ -97,7 +97,7 @@ class GroupFeeder:
         return [each for each in samples if each.row.uid not in entry.buffer.uids]
 
     def _is_to_close(self, buffer: RunBuffer, record: GroupRow) -> bool:
-        """Whether the group is open, or never was there, and will not be closed by its readers."""
+        """Whether the group is open, or never existed, and reading will not close it."""
         group, is_lost = buffer.groups.by_id.get(record.group_id), record.group_id in self.lost
         if group is None:
             return is_lost or (bool(record.closed_seq) and not record.num_samples)
@@ -112,7 +112,7 @@ class GroupFeeder:
         return fed
 
     async def _read(self, record: GroupRow, samples: Sequence[StoredSample]) -> Sequence[Recorded]:
-        """Samples with their bodies; none if one of them cannot be read, and then the group is noted as lost."""
+        """Read samples with their bodies; if one cannot be read, returns none, and a member's group is lost."""
         try:
             recorded = await self.source.recorded(samples)
         except (BodyUnreadable, RecordingDamaged) as error:
@@ -125,17 +125,17 @@ class GroupFeeder:
         return recorded if self.change is None else await self.change(recorded)
 
     def check_whole(self, record: GroupRow, samples: Sequence[StoredSample]) -> None:
-        """Note a group as lost of whose samples some are not recorded any more: a damaged journal sets them aside."""
+        """Mark a group as lost if its recording lacks samples, because a damaged journal has set them aside."""
         if (num_there := sum(map(_is_rollout, samples))) < record.num_samples:
-            self.lose(record, f"{num_there} of its {record.num_samples} samples are there")
+            self.lose(record, f"only {num_there} of its {record.num_samples} samples are recorded")
 
     def lose(self, record: GroupRow, why: str) -> None:
-        """A group cannot be replayed."""
+        """Record that a group cannot be replayed."""
         named = (record.group_id, record.instance_id, record.epoch)
         logger.warning("group %s (%r, epoch %d) is not replayed: %s", *named, why)
         self.lost[record.group_id] = why
 
-    # --- doing it
+    # --- writing
 
     async def _put_members(
         self,
@@ -145,7 +145,7 @@ class GroupFeeder:
         rest: Sequence[Sequence[StoredSample]],
         fed: Fed,
     ) -> None:
-        """What was read, and what is to be read. With the lock held: nobody looks at a group that is half there."""
+        """Write what was read, then read and write the rest. Under the lock, so that no reader sees a part of it."""
         num_waiting = self._write_all(buffer, recorded, fed)
         for part in rest:
             if record.group_id in self.lost:
@@ -157,7 +157,7 @@ class GroupFeeder:
             await asyncio.sleep(0)
 
     async def _put(self, buffer: RunBuffer, record: GroupRow, sample: StoredSample, fed: Fed) -> bool:
-        """A single sample; false if its body cannot be read."""
+        """Write a single sample; False if its body cannot be read."""
         recorded = await self._read(record, [sample])
         buffer.check_storage()
         self._write_all(buffer, recorded, fed)
@@ -188,7 +188,7 @@ class GroupFeeder:
             detail = f"it could not be replayed: {why}"
             buffer.move(group, GroupState.DISCARDED, DiscardReason.UNREADABLE, detail)
         elif record.reason == DiscardReason.STALE:
-            # Of when the trainer had which weights nothing is known any more.
+            # When the trainer had which weights is no longer known.
             await entry.group_judge.evaluate()
             if group.state in (GroupState.OPEN, GroupState.READY):
                 buffer.move(group, GroupState.DISCARDED, DiscardReason.STALE, "as in the recording")
@@ -202,11 +202,11 @@ def _is_rollout(sample: StoredSample) -> bool:
 
 
 def stretches_of_bodies(samples: Sequence[StoredSample]) -> Iterator[Sequence[StoredSample]]:
-    """``samples`` in parts whose bodies may be in memory together: up to ``CHUNK_BYTES``."""
+    """Split ``samples`` into parts whose bodies fit into memory together: up to ``CHUNK_BYTES``."""
     return (part for part, _ in stretches(samples, lambda sample: sample.location.length, CHUNK_BYTES))
 
 
 def _as_then(sample: SampleRow, groups: Groups, _sample: Incoming, now_s: float) -> admission.Placement:
-    """Where a late or surplus sample belongs: it was decided by when it came."""
+    """Place a late or surplus sample as recorded, because its time of arrival decided that."""
     group = groups.by_id.get(sample.group_id) or SampleGroup(groups.new_row(sample.instance_id, sample.epoch, now_s))
     return admission.Placement(group, sample.slot, sample.outcome)

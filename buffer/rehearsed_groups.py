@@ -1,4 +1,4 @@
-"""The groups of a recording on their way through rehearsals: their samples, and when each of them came."""
+"""Feeds the groups of a recording to rehearsals: their samples, and when each one arrived."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -17,33 +17,33 @@ from forebay.replay.recorded_sample import incoming
 from forebay.replay.source import Recorded, Source
 
 GROUPS_AT_ONCE = 64
-"""Whose samples' columns are read together."""
+"""Number of groups whose samples' columns are read together."""
 BYTES_AT_ONCE = 1 << 20
-"""Of bodies that are read together, unless a group has more."""
+"""Bytes of bodies that are read together; a single group may have more."""
 IN_TIME = 0.999
-"""Share of a time-out that had passed, at most, when a sample came that its group took."""
+"""Maximum share of a time-out that had passed when a group accepted a sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class RehearsedGroup:
-    """A group of the recording, and what each rehearsal made of it."""
+    """A group of the recording, and its outcome in each rehearsal."""
 
     group: GroupRow
     outcomes: Sequence[GroupOutcome] = ()
-    """One for each rehearsal; none where its samples cannot be read."""
+    """One for each rehearsal; empty if its samples cannot be read."""
     damage: str = ""
-    """Why they cannot."""
+    """Why its samples cannot be read."""
 
 
 @dataclass(frozen=True)
 class Treatment:
-    """A rehearsal, and who gives its samples their rewards: they have those that were recorded if it is nobody."""
+    """A rehearsal, and what rewards its samples; None keeps the recorded rewards."""
 
     rehearsal: Rehearsal
     judge_again: Change | None = None
 
     async def play(self, group: GroupRow, recorded: Sequence[Recorded], settings: RunSettings) -> GroupOutcome:
-        """What becomes of the group in it."""
+        """Return the group's outcome in this rehearsal."""
         if self.judge_again is not None:
             recorded = await self.judge_again(recorded)
         return await self.rehearsal.judge(group, arrivals(group, recorded, settings))
@@ -52,9 +52,9 @@ class Treatment:
 async def rehearse(
     source: Source, groups: Sequence[GroupRow], settings: RunSettings, treatments: Sequence[Treatment]
 ) -> AsyncIterator[RehearsedGroup]:
-    """Each of the groups, in that order, in all ``treatments``. ``settings`` are those of the recorded run.
+    """Yield each group, in order, with its outcome in all ``treatments``. ``settings`` are the recorded run's.
 
-    What cannot be read costs its group.
+    An unreadable sample costs only its group.
     """
     for start in range(0, len(groups), GROUPS_AT_ONCE):
         some = groups[start : start + GROUPS_AT_ONCE]
@@ -75,7 +75,7 @@ async def _columns(source: Source, groups: Sequence[GroupRow]) -> Mapping[str, S
     try:
         return await source.samples([group.group_id for group in groups])
     except StorageFailed:
-        return {}  # then each is read for itself, and the damaged one is found
+        return {}  # each group is then read alone, to find the damaged one
 
 
 def _num_bytes(columns: Mapping[str, Sequence[StoredSample]], group: GroupRow) -> int:
@@ -85,7 +85,7 @@ def _num_bytes(columns: Mapping[str, Sequence[StoredSample]], group: GroupRow) -
 async def _read_together(
     source: Source, groups: Sequence[GroupRow], columns: Mapping[str, Sequence[StoredSample]]
 ) -> dict[str, list[Recorded]]:
-    """What these groups have, each under its id; of none if one of them cannot be read: then each is, for itself."""
+    """Read the samples of these groups, by id; empty if one of them cannot be read, so that each is read alone."""
     found: dict[str, list[Recorded]] = {}
     with suppress(StorageFailed):
         samples = [sample for group in groups for sample in columns.get(group.group_id, ())]
@@ -95,7 +95,7 @@ async def _read_together(
 
 
 async def _recorded(source: Source, group: GroupRow, columns: Mapping[str, Sequence[StoredSample]]) -> list[Recorded]:
-    """Its samples in the order in which they came. Raises ``StorageFailed``."""
+    """Read a group's samples in order of arrival. Raises ``StorageFailed``."""
     samples = columns.get(group.group_id)
     if samples is None:
         samples = (await source.samples([group.group_id]))[group.group_id]
@@ -103,7 +103,7 @@ async def _recorded(source: Source, group: GroupRow, columns: Mapping[str, Seque
 
 
 def arrivals(group: GroupRow, recorded: Sequence[Recorded], settings: RunSettings) -> list[Arrival]:
-    """Its samples with their times: members first, then those that came late or were too many."""
+    """A group's samples with their times: members first, then late and surplus samples."""
     members = [each for each in recorded if each[0].outcome == "member"]
     others = [each for each in recorded if each[0].outcome != "member"]
     times = list(_member_times(group, [record for record, _ in members], settings))
@@ -116,10 +116,10 @@ def arrivals(group: GroupRow, recorded: Sequence[Recorded], settings: RunSetting
 
 
 def _member_times(group: GroupRow, members: Sequence[SampleRow], settings: RunSettings) -> Iterator[float]:
-    """Seconds after the group opened at which its members came.
+    """Seconds after the group opened at which its members arrived.
 
-    A recording does not say when none of a group's rollouts was in flight, which is no time of its deadlines. But the
-    group was open when each of them came: so its time-outs had not passed.
+    A recording does not say when no rollout of a group was in flight, and deadlines do not count such times. But the
+    group was open when each member arrived, so its time-outs had not passed.
     """
     at_s, before_s = 0.0, group.opened_s
     for number, sample in enumerate(members):
@@ -134,9 +134,9 @@ def _member_times(group: GroupRow, members: Sequence[SampleRow], settings: RunSe
 def _other_times(
     group: GroupRow, others: Sequence[SampleRow], last: tuple[float, float] | None, settings: RunSettings
 ) -> Iterator[float]:
-    """The same of those that are not members; where the group's time was up before they came, so it is here.
+    """Times of samples that are not members. If they arrived after the group's time-out, they do so here too.
 
-    ``last``: when its last member comes here, and came then; None without one.
+    ``last``: when the last member arrives here, and when it arrived in the recording; None without a member.
     """
     at_s, before_s = last or (0.0, group.opened_s)
     if group.closed_s is not None and (group.is_salvaged or group.reason == "timed_out"):

@@ -1,4 +1,4 @@
-"""A recording, written into a run of this buffer: by the ordinary write, in the order in which its groups went out."""
+"""Writes a recording into a run of this buffer: through the ordinary write, in the order of delivery of its groups."""
 
 import asyncio
 import logging
@@ -18,37 +18,37 @@ from forebay.replay.source import Source
 logger = logging.getLogger(__name__)
 
 GROUPS_AT_A_TIME = 64
-"""Whose columns are looked up together."""
+"""Number of groups whose columns are read together."""
 UNSTORED_STEPS = 256
-"""Groups that may wait for the disk."""
+"""Maximum number of groups that wait for the disk."""
 YIELD_BYTES = 1 << 20
 ROOM_LOOK_S = 1.0
 
 _Step = Callable[[LiveRun], Awaitable[Fed]]
-"""A piece of the recording that is written at once."""
+"""A part of the recording that is written at once."""
 
 
 @dataclass(slots=True)
 class FeedCounts:
-    """What has been replayed so far, and is on the disk."""
+    """What has been replayed so far and is on disk."""
 
     hits: int = 0
     """Rollouts that are in the run."""
     tokens: int = 0
-    """Sampled tokens of them, where the samples tell: those that were put in by this feed."""
+    """Their sampled tokens, if the samples contain them; only of rollouts that this feed wrote."""
     missing: int = 0
     """Samples that could not be replayed."""
 
 
 class Feed:
-    """Writes groups of a source into a run. What is there already is left alone: fed again, it changes nothing."""
+    """Writes groups of a source into a run. Existing samples are skipped, so repeating it changes nothing."""
 
     def __init__(
         self, find: Callable[[], LiveRun], source: Source, groups: Sequence[GroupRow], *, change: Change | None = None
     ) -> None:
-        """``find`` gives the run as it is now, which a recovery of the store replaces.
+        """``find`` returns the current object of the run, which a recovery of the store replaces.
 
-        ``groups`` are written in their order and as fast as there is room.
+        ``groups`` are written in order, as fast as there is room.
         """
         self.counts = FeedCounts()
         self._find = find
@@ -56,16 +56,16 @@ class Feed:
         self._groups = groups
         self._feeder = GroupFeeder(source, change)
         self._unsure: deque[tuple[_Step, Fed]] = deque()
-        """What was put in, and that the disk may not have yet."""
+        """Written parts that may not be on disk yet."""
         self._unsure_bytes = 0
 
     @property
     def lost(self) -> dict[str, str]:
-        """By id, the groups that could not be replayed, and why."""
+        """Groups that could not be replayed, by id, and why."""
         return self._feeder.lost
 
     async def run(self) -> None:
-        """Write all of it, waiting for room and for the disk; done when the disk has it."""
+        """Write everything, waiting for room and for the disk; returns once all of it is on disk."""
         num_bytes = 0
         async for step in self._steps():
             num_bytes += await self._do(step)
@@ -75,7 +75,7 @@ class Feed:
         await self._do(_tick, is_last=True)
 
     async def _do(self, step: _Step, *, is_last: bool = False) -> int:
-        """Carry out a step, and once more those before it that the disk has lost; the bytes that were written."""
+        """Run a step, repeating earlier steps that the disk has lost; return the bytes written."""
         todo, pauses, num_bytes, is_waiting = deque([step]), Backoff(0.2, 5.0), 0, False
         while todo:
             try:
@@ -100,21 +100,21 @@ class Feed:
             try:
                 return await step(entry)
             except BufferFull:
-                # The news may be of another object by then, or closed for good.
+                # The signal may belong to a replaced object by now, or be closed for good.
                 if not await entry.buffer.news.wait(ROOM_LOOK_S):
                     await asyncio.sleep(ROOM_LOOK_S / 10)
 
     async def _confirm(self, *, is_last: bool) -> None:
-        """Wait until no more is on its way to the disk than may be; nothing at last."""
+        """Wait until the unstored parts are within the limits; for ``is_last``, until there are none."""
         self.count_stored()
         while self._unsure and (is_last or self._unsure_bytes > UNSTORED_BYTES or len(self._unsure) > UNSTORED_STEPS):
             _, fed = self._unsure[0]
             if fed.stored is not None:
-                await asyncio.shield(fed.stored)  # who cancels the feed here asks afterwards what the disk got
+                await asyncio.shield(fed.stored)  # a caller that cancels the feed counts afterwards what was stored
             self.count_stored()
 
     def count_stored(self) -> None:
-        """Count what has come to the disk by now."""
+        """Count what is on disk by now."""
         while self._unsure and _is_stored(self._unsure[0][1]):
             _, fed = self._unsure.popleft()
             self._unsure_bytes -= fed.num_bytes
@@ -123,7 +123,7 @@ class Feed:
             self.counts.missing += fed.num_missing
 
     async def await_stored(self) -> None:
-        """After ``run`` was cancelled: count what the disk gets of what was put in. Raises ``StorageFailed``."""
+        """After ``run`` was cancelled, count what the disk still stores. Raises ``StorageFailed``."""
         await self._confirm(is_last=True)
 
     async def _steps(self) -> AsyncIterator[_Step]:
@@ -133,7 +133,7 @@ class Feed:
                 yield partial(self._feeder.feed_group, record=record, samples=samples)
 
     async def _columns(self, groups: Sequence[GroupRow]) -> Sequence[Sequence[StoredSample]]:
-        """The samples of each group; those of which a row is damaged are lost."""
+        """Read the samples of each group; a group with a damaged row is lost."""
         pauses = Backoff(0.2, 5.0)
         while True:
             try:
@@ -158,6 +158,6 @@ def _is_stored(fed: Fed) -> bool:
 
 
 async def _tick(entry: LiveRun) -> Fed:
-    """Done when all that was written before it is on the disk."""
+    """Return a result that completes once everything written before is on disk."""
     run_id, buffer = entry.run.run_id, entry.buffer
     return Fed(stored=buffer.record(TickRow(run_id=run_id, active_s=buffer.active.now_s())))

@@ -1,4 +1,4 @@
-"""What a run is warned of while it works: in its ``warnings``, in the log, and in ``meta_info`` of its reads."""
+"""Warnings about a running run: in its ``warnings``, in the log, and in ``meta_info`` of its reads."""
 
 import logging
 
@@ -9,26 +9,26 @@ from forebay.core.sample import Incoming
 logger = logging.getLogger(__name__)
 
 UNANNOUNCED = (
-    "max_staleness is asked for, but no weight version is announced: nothing is too old. Announce the one that the "
+    "max_staleness is set, but no weight version is announced, so no group is stale. Announce the version that the "
     "engines have (client.set_weight_version, or PUT .../weight_version) before the first read, and each later one"
 )
 NO_TOKENS = (
-    "samples come without token ids, because their engine returned none, as vLLM does: the trainer must tokenize their "
-    "messages, and may get other tokens than were sampled. Use SGLang, or start the run with capture=false to accept it"
+    "samples arrive without token ids, because their engine returned none, as vLLM does: the trainer must tokenize "
+    "their messages, and may get other tokens than were sampled. Use SGLang, or start the run with capture=false"
 )
-SEVERAL_MODELS = "rollouts ask for several models or an adapter, and are trained on as if all were the policy"
-NO_POLICY = "rollouts ask for no model in policy_models, and nothing in them is trained on"
+SEVERAL_MODELS = "rollouts request several models or an adapter, and are trained on as if all were the policy"
+NO_POLICY = "rollouts request no model in policy_models, so nothing in them is trained on"
 
 
 def warn(run: Run, what: str, detail: str = "") -> None:
-    """Warn once, with the ``detail`` of the first time."""
+    """Warn once per text; ``detail`` is that of the first occurrence."""
     if not any(text.startswith(what) for text in run.warnings):
         run.warnings.append(what + detail)
         logger.warning("run %s (%s): %s%s", run.run_id, run.name or run.task_type, what, detail)
 
 
 def for_trainer(run: Run) -> dict[str, str]:
-    """The warnings for ``meta_info`` of a read: those that concern its samples."""
+    """Warnings for a read's ``meta_info``: those about its samples."""
     texts = [text for text in run.warnings if text.startswith((UNANNOUNCED, NO_TOKENS, SEVERAL_MODELS, NO_POLICY))]
     return {"warning": "; ".join(texts)} if texts else {}
 
@@ -41,5 +41,5 @@ def note_sample(run: Run, sample: Incoming) -> None:
     policy, names = run.settings.policy_models, sample.asked_models
     if names and not any(name in (policy or ()) for name in names):
         asked = ", ".join(f"{name!r:.200}" for name in names[:20])
-        detail = f". Set policy_models to the names of the policy (sample {sample.uid} asked for {asked})"
+        detail = f". Set policy_models to the names of the policy (sample {sample.uid} requested {asked})"
         warn(run, SEVERAL_MODELS if policy is None else NO_POLICY, detail)

@@ -1,6 +1,6 @@
-"""The same uid with another body over slime's routes: a sample of its own, as in slime's buffer.
+"""A sample with a known uid but a different body, over slime's routes, is a new sample, as in slime's buffer.
 
-Generators there may number their samples alike in every pass over the input. The native routes keep to the uid alone.
+Generators there may reuse uids in every pass over the input. The native routes compare uids alone.
 """
 
 from contextlib import suppress
@@ -19,14 +19,14 @@ LEFT_OUT = (
     *("uid", "tokens", "loss_mask", "logprobs", "token_spans", "weight_version", "weight_versions", "retokenized"),
     "asked_models",
 )
-"""The uid, which may be `7` or `"7"`; in captured runs also what the gateway adds to a sample, not to its repeat."""
+"""The uid, which may be `7` or `"7"`; in captured runs also fields that the gateway adds only to the first sample."""
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 async def distinct_uid(buffer: RunBuffer, sample: Incoming) -> str:
-    """The sample's uid, or one with a digest of its body if another body was stored under its own.
+    """Return the sample's uid, extended by a digest of its body if a different body is stored under the uid.
 
     Raises ``StorageFailed``.
     """
@@ -39,8 +39,8 @@ async def distinct_uid(buffer: RunBuffer, sample: Incoming) -> str:
 
 
 async def _stored_digest(buffer: RunBuffer, uid: str) -> str:
-    """Of the body that is stored under ``uid``; "" if retention has removed it."""
-    group_id = buffer.uids.group_of(uid)  # before anything is awaited: it may leave memory meanwhile
+    """Digest of the body stored under ``uid``; "" if retention has removed it."""
+    group_id = buffer.uids.group_of(uid)  # before any await, because it may be evicted meanwhile
     await buffer.store.catch_up()
     for stored in await buffer.store.samples(buffer.run.run_id, group_id):
         if stored.row.uid == uid and buffer.store.holds(stored.location):

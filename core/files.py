@@ -1,7 +1,8 @@
-"""Files for nobody but their owner, whatever the umask says: samples, logs and code copies are.
+"""Private, durable and regular files.
 
-And files that last: what is written is on the disk, wholly or not at all, whatever happens to process or machine.
-And files that a run's own code may have replaced: ``regular_opener`` opens regular ones alone.
+Private: only the owner can read samples, logs and code copies, whatever the umask. Durable: a file is on disk
+completely or not at all, whatever happens to process or machine. ``regular_opener``: opens only regular files, for
+files that a run's own code may have replaced.
 """
 
 import os
@@ -21,14 +22,14 @@ _KINDS = (
 
 
 def opener(path: str, flags: int) -> int:
-    """For ``open(…, opener=opener)``: a file that is made by it is its owner's alone."""
+    """For ``open(…, opener=opener)``: makes a new file private to its owner."""
     return os.open(path, flags, FILE_MODE)
 
 
 def regular_opener(path: str, flags: int) -> int:
-    """An ``opener`` for files that a run's code may replace. Never waits, follows no link at the end of ``path``.
+    """An ``opener`` for files that a run's code may replace. Never waits; follows no link at the end of ``path``.
 
-    Raises ``OSError`` for anything but a regular file.
+    Raises ``OSError`` for anything except a regular file.
     """
     descriptor = opener(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
     try:
@@ -40,7 +41,7 @@ def regular_opener(path: str, flags: int) -> int:
 
 
 def check_regular(descriptor: int) -> None:
-    """Raise ``OSError`` unless ``descriptor`` is that of a regular file."""
+    """Raise ``OSError`` unless ``descriptor`` refers to a regular file."""
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
@@ -48,16 +49,16 @@ def check_regular(descriptor: int) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make ``path``, and what is missing above it, its owner's alone; what is there stays as it is."""
+    """Make ``path`` and its missing parents, private to their owner; existing folders are unchanged."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(FOLDER_MODE, exist_ok=True)
 
 
 def make_private(path: Path) -> int:
-    """Take the rights of all others off ``path`` and what is below it; how many had some. Links are not followed.
+    """Remove all other users' permissions from ``path`` and its contents; returns how many had some. Skips links.
 
-    What its owner may execute stays so. Raises ``OSError``, as where it belongs to somebody else.
+    Execute permissions of the owner stay. Raises ``OSError``, for example if another user owns it.
     """
     return sum(_narrow(each) for each in (path, *_below(path)))
 
@@ -69,7 +70,7 @@ def _below(path: Path) -> list[Path]:
 def _narrow(path: Path) -> bool:
     try:
         mode = path.lstat().st_mode
-    except FileNotFoundError:  # it went meanwhile
+    except FileNotFoundError:  # it was deleted meanwhile
         return False
     if stat.S_ISLNK(mode) or not mode & OTHERS:
         return False
@@ -78,7 +79,7 @@ def _narrow(path: Path) -> bool:
 
 
 def sync_directory(directory: Path) -> None:
-    """Return when the names in ``directory`` are on the disk."""
+    """Return when the names in ``directory`` are on disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -87,7 +88,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def write_durably(path: Path, *pieces: bytes | memoryview) -> None:
-    """Make ``path`` hold ``pieces``, one after the other, wholly or not at all, and wait for the disk."""
+    """Make ``path`` contain ``pieces``, one after another, completely or not at all, and wait for the disk."""
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb", opener=opener) as file:
@@ -96,17 +97,17 @@ def write_durably(path: Path, *pieces: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
-        partial.unlink(missing_ok=True)  # a full disk gets its room back
+        partial.unlink(missing_ok=True)  # frees the room on a full disk
         raise
-    # The rename is atomic, and lasts only once the directory is synced.
+    # The rename is atomic, but durable only once the directory is synced.
     partial.replace(path)
     sync_directory(path.parent)
 
 
 def make_folder_durably(path: Path) -> None:
-    """Make ``path``, and what is missing above it, its owner's alone, and wait for the disk."""
+    """Make ``path`` and its missing parents, private to their owner, and wait for the disk."""
     missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     make_folder(path)
-    # From the top: the name of each folder is in the one above it.
+    # From the top, because each folder's name is stored in its parent.
     for folder in reversed(missing):
         sync_directory(folder.parent)

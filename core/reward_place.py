@@ -1,4 +1,4 @@
-"""Where a body has its reward, and another reward in that place."""
+"""Finds the reward in a body, and replaces it."""
 
 import ctypes
 from functools import lru_cache
@@ -8,17 +8,17 @@ import msgspec
 from forebay.core.binary_sample import is_binary, json_start
 
 Parts = tuple[bytes | memoryview, ...]
-"""A body in pieces that are copied once, when they are sent."""
+"""A body in pieces, copied only once, when they are sent."""
 
 Span = tuple[int, int]
-"""Where a reward's number begins and ends in its body."""
+"""Start and end of a reward's number in its body."""
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
 class _Buffer(ctypes.Structure):
-    """Python's ``Py_buffer``, as its stable ABI lays it out."""
+    """Python's ``Py_buffer``, as laid out by its stable ABI."""
 
     _fields_ = (
         ("address", ctypes.c_void_p),
@@ -43,15 +43,15 @@ _release_buffer.restype = None
 
 
 def find_field(body: bytes, field: msgspec.Raw) -> Span | None:
-    """Where ``field`` stands in the ``body`` that it was decoded from.
+    """Return where ``field`` is in the ``body`` from which it was decoded.
 
-    The decoder has found the field already, wherever it stands and however its key is spelt, and what it hands out is a
-    view of the body: so the distance of two addresses says where, and nothing is read a second time (2 µs, whatever the
-    size). None if ``field`` is a copy.
+    The decoder has found the field already, whatever its position and spelling, and returned a view of the body. So the
+    distance between two addresses gives the position without reading the body again (2 µs for any size). None if
+    ``field`` is a copy.
     """
     start = _address(field) - _address(body)
     text = bytes(field)
-    # Nothing but this comparison has to be believed: a view of something else cannot pass for a place in the body.
+    # This comparison makes it safe: a view of something else cannot pass for a place in the body.
     is_there = start > 0 and body[start : start + len(text)] == text
     return (start, start + len(text)) if is_there else None
 
@@ -65,22 +65,22 @@ def _address(readable: bytes | msgspec.Raw) -> int:
 
 
 def set_reward(body: bytes | memoryview, span: Span | None, reward: float | None, raw_reward: float | None) -> Parts:
-    """``body`` with its reward replaced, and ``raw_reward`` set unless None. Everything else stays byte for byte.
+    """Replace the reward in ``body``, and set ``raw_reward`` unless None. All other bytes are unchanged.
 
-    ``span`` is what ``find_field`` says; without one the body is decoded one level deep and encoded again.
+    ``span`` comes from ``find_field``; without one, the body is decoded one level deep and encoded again.
     """
     if span is None:
         return (_set_reward_slowly(bytes(body), reward, raw_reward),)
     start, end = span
-    # Slices of a view copy nothing; those of bytes would, megabytes for each row.
+    # Slices of a view copy nothing; slices of bytes would copy megabytes for each row.
     view = body if isinstance(body, memoryview) else memoryview(body)
     return view[:start], rewards_text(reward, raw_reward), view[end:]
 
 
-# Most rewards of a batch are among a few numbers, and each is written once for every row.
+# A batch has few different rewards, and each is encoded once for all rows.
 @lru_cache(maxsize=4_096)
 def rewards_text(reward: float | None, raw_reward: float | None) -> bytes:
-    """What stands in a row in the place of the reward's number."""
+    """The text that replaces the reward's number in a row."""
     return _encode(reward) if raw_reward is None else b'%b,"raw_reward":%b' % (_encode(reward), _encode(raw_reward))
 
 

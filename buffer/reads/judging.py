@@ -1,4 +1,4 @@
-"""What hooks decide: which groups are ready, and what goes out of them."""
+"""The decisions of hooks: which groups are ready, and which rows are delivered."""
 
 import asyncio
 import logging
@@ -24,19 +24,19 @@ from forebay.hooks.types import HookInput, Row, Sizes, Stage
 logger = logging.getLogger(__name__)
 
 GROUPS_PER_TURN = 128
-"""Groups that are judged before other work of the server gets its turn."""
+"""Groups judged before other work of the server gets a turn."""
 
 
 @dataclass(slots=True)
 class JudgedGroup:
-    """A group after its hooks, ready to go out: its rows, and the samples that they refer to."""
+    """A group after its hooks, ready for delivery: its rows, and the samples that they refer to."""
 
     rows: list[Row]
     samples: list[Sample]
     made_by: HookRunner
 
     def planned(self, finish: Finish | None = None) -> list[Planned]:
-        """Each row, and what it is made of; ``finish`` is done to the encoded ones."""
+        """Each row with its source; ``finish`` is applied to the encoded rows."""
         samples = self.samples
         return [
             Planned(row, samples[row.source] if row.body is None and row.source is not None else None, finish)
@@ -44,7 +44,7 @@ class JudgedGroup:
         ]
 
     def for_slime(self, group_size: int) -> "JudgedGroup":
-        """The rows of slime's routes: so many, or under contract A a multiple, with forks left out before main rows."""
+        """The rows for slime's routes: ``group_size``, or under contract A a multiple of it; forks are cut first."""
         num_mains = len(self.rows) - sum(map(self._is_fork, self.rows))
         num_rows = group_size if self.made_by.contract == "B" else max(1, num_mains // group_size) * group_size
         rows = self.rows if len(self.rows) <= num_rows else sorted(self.rows, key=self._is_fork)
@@ -52,8 +52,8 @@ class JudgedGroup:
 
     @property
     def are_foreign(self) -> list[bool]:
-        """For each row whether names of ours in it mean something else (``core.sample.WRITER_HEADER``)."""
-        # A row that a user's hook made up is like its group.
+        """For each row, whether Forebay's field names mean something else in it (``core.sample.WRITER_HEADER``)."""
+        # A row without a source, made by a user's hook, is treated like its group.
         of_group = any(sample.row.is_foreign for sample in self.samples)
         return [of_group if row.source is None else self.samples[row.source].row.is_foreign for row in self.rows]
 
@@ -62,12 +62,12 @@ class JudgedGroup:
 
     @property
     def num_bytes(self) -> int:
-        """About what the rows take in a reply."""
+        """Approximate size of the rows in a reply."""
         return sum(planned.num_bytes for planned in self.planned())
 
 
 class GroupJudge:
-    """Asks the hooks about one run's groups. Its methods are called with the run's lock held."""
+    """Calls the hooks for one run's groups. Its methods require the run's lock."""
 
     def __init__(self, buffer: RunBuffer) -> None:
         self._buffer = buffer
@@ -84,7 +84,7 @@ class GroupJudge:
         return self._buffer.run.settings
 
     def _timed(self, stage: Stage, group_id: str = "") -> AbstractContextManager[None]:
-        """Within it, the hooks are asked: what those of users take is in the run's trace."""
+        """Record a span of the user's own hooks in the run's trace."""
         return self._noted(stage, group_id) if self._hooks.in_host(stage) else nullcontext()
 
     @contextmanager
@@ -101,10 +101,10 @@ class GroupJudge:
     # --- which groups are ready
 
     async def evaluate(self) -> None:
-        """Ask ``is_valid_group`` about every open group that changed since it was last asked."""
+        """Call ``is_valid_group`` for every open group that changed since its last call."""
         changed = self._groups.changed
         num_asked = 0
-        # Not a loop over it: samples arrive, and groups close, while a hook is asked.
+        # Not a for loop: samples arrive and groups close while a hook runs.
         while changed:
             await self.judge_changed(next(iter(changed.values())))
             num_asked += 1
@@ -112,13 +112,13 @@ class GroupJudge:
                 await asyncio.sleep(0)
 
     async def judge_changed(self, group: SampleGroup) -> None:
-        """Ask about one of them."""
+        """Call ``is_valid_group`` for one changed group."""
         changed = self._groups.changed
-        # Before the hook is asked, so that a sample that comes meanwhile puts the group back.
+        # Before the call, so that a sample that arrives meanwhile adds the group again.
         del changed[group.group_id]
         try:
             await self._judge(group)
-        except BaseException:  # also a reader that goes away: nobody else would ask about the group again
+        except BaseException:  # includes a cancelled reader: the group must be judged later
             if group.state is GroupState.OPEN:
                 changed[group.group_id] = group
             raise
@@ -132,7 +132,7 @@ class GroupJudge:
                 detail = f"all {group.row.num_samples} samples failed: {group.failures_text()}"
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FAILED, detail)
             return
-        # No lock keeps writes out, so what was judged may be outdated by the time of the answer.
+        # Writes need no lock, so the group may have changed by the time of the answer.
         num_samples = len(group.samples)
         try:
             asked = self._input(group.instance_id, group.completed_mains)
@@ -145,20 +145,20 @@ class GroupJudge:
             self.discard_unreadable(group, error)
             return
         if group.state is not GroupState.OPEN or len(group.samples) != num_samples:
-            return  # it changed meanwhile, and stands in `changed` again
+            return  # it changed meanwhile, and is in `changed` again
         self._groups.short_valid.pop(group.group_id, None)
         if verdict.is_valid and is_full:
             await self.make_ready(group)
         elif verdict.is_valid:
             self._groups.short_valid[group.group_id] = group
         elif verdict.is_finished or is_full:
-            # A group that is full, and neither valid nor said to be finished, will never be anything else.
+            # A full group that is neither valid nor finished will never become valid.
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INVALID)
 
     async def make_ready(self, group: SampleGroup) -> None:
-        """Let an open group wait for its reader, unless its rewards alone say that the built-in filter will drop it.
+        """Make an open group ready, or discard it if the built-in filter will drop it because of its rewards.
 
-        That is found out at once: a run that nobody reads must not look as if all its groups were of use.
+        This is decided at once, so that a run without readers does not seem to have useful groups only.
         """
         self._buffer.move(group, GroupState.READY)
         hooks = self._hooks
@@ -178,14 +178,14 @@ class GroupJudge:
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.HOOK_FAILED, detail)
 
     def discard_unreadable(self, group: SampleGroup, error: BodyUnreadable) -> None:
-        """A stored body is damaged: that costs its group. Raises ``error`` if the journal as a whole has failed."""
+        """Discard a group with a damaged body. Raises ``error`` if the whole journal has failed."""
         self._buffer.check_storage()
         if group.state in (GroupState.OPEN, GroupState.READY):
             logger.error("group %s (%r) discarded: %s", group.group_id, group.instance_id, error)
             self._buffer.move(group, GroupState.DISCARDED, DiscardReason.UNREADABLE, str(error))
 
     def _reachable(self, group: SampleGroup) -> Sizes:
-        """The sizes by which validity is judged: failed samples cannot be asked for."""
+        """Sizes for judging validity, without failed samples."""
         sizes, num_failed = self._sizes, group.row.num_failed
         if not num_failed:
             return sizes
@@ -195,7 +195,7 @@ class GroupJudge:
     @property
     def _sizes(self) -> Sizes:
         settings = self._settings
-        if settings is not self._sized_by:  # computed for each group, it costs as much as normalising it
+        if settings is not self._sized_by:  # computing this for each group would cost as much as normalising it
             self._sized_by = settings
             self._cached_sizes = Sizes(settings.group_size, settings.min_valid_group_size, settings.min_valid_item_size)
         return self._cached_sizes
@@ -206,12 +206,12 @@ class GroupJudge:
         forks = [sample.row.fork for sample in completed]
         return HookInput(instance_id, rewards, lambda: self._buffer.json_bodies(completed), rollout_ids, forks)
 
-    # --- what goes out
+    # --- delivered rows
 
     async def stage(self, group: SampleGroup) -> JudgedGroup | None:
-        """The group's rows after ``filter_item``, ``normalize_group_data`` and ``pad_group_data``; None if discarded.
+        """Rows of the group after ``filter_item``, ``normalize_group_data`` and ``pad_group_data``; None if discarded.
 
-        A short group of which too little is left stays open, since more samples may come.
+        An incomplete group with too few rows stays open, because more samples may arrive.
         """
         if isinstance(group.staged, JudgedGroup) and self._is_current(group, group.staged):
             return group.staged
@@ -219,7 +219,7 @@ class GroupJudge:
             num_lost = group.row.num_samples + group.row.num_forks - len(group.samples)
             self.discard_unreadable(group, BodyUnreadable(f"{num_lost} of the group's samples are lost"))
             return None
-        # Copied, since samples may come while the hooks are asked.
+        # Copied, because samples may arrive while the hooks run.
         completed, num_samples = group.completed, len(group.samples)
         try:
             with self._timed("process", group.group_id):
@@ -233,7 +233,7 @@ class GroupJudge:
         if len(group.samples) != num_samples or group.state not in LIVE:
             return None
         if processed.is_filtered:
-            # One that is open may get more items.
+            # An open group may get more items.
             if group.state is GroupState.READY:
                 detail = f"{processed.num_kept} of {group.num_completed} items were kept"
                 if processed.is_out_of_range:
@@ -244,25 +244,25 @@ class GroupJudge:
         return group.staged
 
     def _note_rewards(self, group: SampleGroup) -> str:
-        """What the rewards are of a group that is dropped because of their range."""
+        """Store and describe the rewards of a group that is dropped because of ``reward_range``."""
         rewards = [sample.row.reward for sample in group.samples if sample.row.reward is not None]
         group.row.lowest_reward, group.row.highest_reward = low, high = min(rewards), max(rewards)
         seen, allowed = range_text((low, high)), range_text(self._hooks.reward_range)
         return f": its rewards are within {seen}, reward_range is {allowed}"
 
     def _is_current(self, group: SampleGroup, staged: JudgedGroup) -> bool:
-        """Whether other hooks would not be asked now: a reader that repeats its request gets the very same rows."""
+        """Whether the hooks' result is still valid; a repeated request for a leased batch gets identical rows."""
         return staged.made_by is self._hooks or group.state is GroupState.LEASED
 
     async def meta_info(self, window: MetaWindow) -> dict[str, Any]:
-        """The meta info of a successful read; the built-in one where the user's own fails."""
+        """Meta info of a successful read; the built-in one if the user's hook fails."""
         if self._hooks.in_host("meta_info"):
             try:
                 with self._timed("meta_info"):
                     return await self._hooks.meta_info(await self._meta_input(window))
             except (HookFailed, StorageFailed) as error:
                 what = logged(error) if isinstance(error, HookFailed) else error
-                logger.warning("the built-in meta info is used: %s", what)
+                logger.warning("using the built-in meta info: %s", what)
         return window.meta_info()
 
     async def _meta_input(self, window: MetaWindow) -> list[HookInput]:

@@ -1,4 +1,4 @@
-"""The rows of a batch on their way out: the first ones in memory, the others read while those before them are sent."""
+"""The rows of a reply: the first ones in memory, the others read while earlier ones are sent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -14,32 +14,32 @@ from forebay.core.reward_place import Parts, rewards_text, set_reward
 from forebay.hooks.types import Row
 
 LOADED_BYTES = 8 << 20
-"""Of rows that are made before a reply begins: what is wrong with them is answered, not a broken connection."""
+"""Bytes of rows made before a reply begins, so that errors in them are answered instead of breaking it off."""
 PROVED_BYTES = 256 << 10
-"""The same of rows that are sent straight from the store, for which nothing is made before."""
+"""Bytes verified before a reply begins whose rows are sent straight from the store."""
 CHUNK_BYTES = 1 << 20
-"""Of rows that are made at a time, before other work of the server gets its turn."""
+"""Bytes of rows made at a time, before other work of the server gets a turn."""
 
 Finish = Callable[[Parts], Parts]
 _about: "attrgetter[int]" = attrgetter("num_bytes")
 
 
 class Planned(msgspec.Struct, frozen=True, gc=False):
-    """A row to be made: of the stored body of ``sample``, or of the body that a user's hook made of it."""
+    """A row to be made from the stored body of ``sample``, or from the body that a user's hook made."""
 
     row: Row
     sample: Sample | None
     finish: Finish | None = None
-    """What is done to the encoded row last."""
+    """Applied last, to the encoded row."""
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes in a reply."""
+        """Approximate size in a reply."""
         return self.sample.num_bytes if self.sample is not None else len(self.row.body or b"")
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Some rows, each with a comma behind it, and what they were put together from."""
+    """Some rows, each followed by a comma, and the pieces they were made from."""
 
     data: bytes | bytearray
     pieces: Sequence[Piece]
@@ -53,9 +53,9 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class ReplyRows:
-    """The encoded rows of a batch, in order; ``len`` tells how many. To be ``load``-ed first.
+    """The encoded rows of a batch, in order. Call ``load`` first.
 
-    Whatever reads raises ``StorageFailed`` for a body that cannot be read.
+    Every method that reads raises ``StorageFailed`` for a body that cannot be read.
     """
 
     def __init__(self, buffer: RunBuffer, planned: Sequence[Planned]) -> None:
@@ -75,25 +75,25 @@ class ReplyRows:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every row is in memory."""
+        """Whether all rows are in memory."""
         return self._num_loaded == len(self.planned)
 
     @property
     def may_be_binary(self) -> bool:
-        """Whether a row may be of a binary sample, whose arrays are no JSON."""
+        """Whether a row may come from a binary sample, whose arrays are not JSON."""
         return any(each.sample is not None and each.sample.head != b"" for each in self.planned)
 
     @property
     def num_bytes(self) -> int:
-        """What all rows take together, with a comma behind each."""
-        # Rewards are replaced by others, thus the length of a stored body is not that of its row.
+        """Total size of all rows, each followed by a comma."""
+        # Rewards are replaced, so a row's length differs from its stored body's.
         rest = islice(self.planned, self._num_loaded, None)
         return sum(len(chunk.data) for chunk in self._loaded) + sum(_size(planned) + 1 for planned in rest)
 
     def outbound(self) -> list[Outbound] | None:
-        """The rows with commas between them, those that are not in memory as the store sends them.
+        """The rows with commas between them; rows not in memory are sent by the store.
 
-        None unless every one of these can be sent so, or if there is none.
+        None if one of these cannot be sent that way, or if there are none.
         """
         pieces = list(map(_edited, self.planned[self._num_loaded :]))
         if not pieces or None in pieces:
@@ -103,7 +103,7 @@ class ReplyRows:
         assert isinstance(last, Edited)
         at = last.location
         loaded = [memoryview(chunk.data) for chunk in self._loaded]
-        # An `Edited` piece is sent with a comma behind it, which the last row must not have.
+        # An `Edited` piece is followed by a comma, which the last row must not have.
         return [*loaded, *most, Slice(at, 0, last.start), last.text, Slice(at, last.stop, at.length)]
 
     async def load(self) -> None:
@@ -111,22 +111,22 @@ class ReplyRows:
         await self._load(LOADED_BYTES)
 
     async def prove(self, up_to: int | None = None) -> None:
-        """Raise what sending the rows would raise that are not in memory: of the first ``up_to`` bytes, or of all."""
+        """Verify bodies of rows not in memory, for the first ``up_to`` bytes or all; raises what sending would."""
         for part in self._parts(self._num_loaded, up_to):
             samples = [each.sample for each in part if each.sample is not None]
             await self._buffer.store.prove([each.location for each in samples if each.location is not None])
 
     async def measure(self) -> None:
-        """Make the other rows too, if only their bodies tell how long they will be: ``num_bytes`` is right then."""
+        """Make ``num_bytes`` exact: also makes the other rows if their size depends on their bodies."""
         if not self.is_whole and await self._hides_sizes(self.planned[self._num_loaded :]):
             await self._load()
 
     async def load_all(self) -> None:
-        """Make the rows that are not in memory."""
+        """Make all rows that are not in memory."""
         await self._load()
 
     async def chunks(self) -> AsyncIterator[Chunk]:
-        """Every row, some at a time; those that were not in memory are forgotten again."""
+        """Yield all rows, some at a time; rows that were not in memory are not kept."""
         for chunk in self._loaded:
             yield chunk
         async for chunk in self._made():
@@ -138,20 +138,20 @@ class ReplyRows:
             self._num_loaded += len(chunk.pieces)
 
     async def _made(self, up_to: int | None = None) -> AsyncIterator[Chunk]:
-        """The rows that are not in memory, some at a time; no more of them than take about ``up_to`` bytes.
+        """Yield the rows not in memory, some at a time, up to about ``up_to`` bytes.
 
-        The next ones are read while the caller waits for something else.
+        The next ones are read while the caller works.
         """
         parts = self._parts(self._num_loaded, up_to)
         reading = [self._start(planned) for planned in islice(parts, 1)]
         try:
             while reading:
                 chunk = await reading[0]
-                # One ahead, and no more: a reader that takes nothing must not fill the memory.
+                # Only one ahead: a reader that stops reading must not fill the memory.
                 reading[:] = [self._start(planned) for planned in islice(parts, 1)]
                 yield chunk
         finally:
-            # Who stops half-way leaves a read in flight, whose files must be closed.
+            # A caller that stops half-way leaves a read in flight, whose files must be closed.
             for task in reading:
                 task.cancel()
             await asyncio.gather(*reading, return_exceptions=True)
@@ -186,12 +186,12 @@ class ReplyRows:
 
 
 def _is_read_whole(planned: Planned) -> bool:
-    """Whether the body must be seen to make the row."""
+    """Whether making the row requires the body."""
     return planned.finish is not None or (planned.sample is not None and planned.sample.row.reward_span is None)
 
 
 def _edited(planned: Planned) -> Piece | None:
-    """The row as a stored body with other rewards; None if it must be made in another way."""
+    """The row as a stored body with new rewards; None if it must be made differently."""
     row, sample = planned.row, planned.sample
     if sample is None or planned.finish is not None or sample.location is None or sample.row.reward_span is None:
         return None
@@ -200,7 +200,7 @@ def _edited(planned: Planned) -> Piece | None:
 
 
 def _piece(planned: Planned, bodies: Iterator[bytes]) -> Piece:
-    """What the store makes any other row of. ``bodies`` has those that are read whole."""
+    """Make a row that ``_edited`` cannot; ``bodies`` yields the bodies that are read."""
     row, sample = planned.row, planned.sample
     if sample is None:
         made: Parts = (row.body or b"",)
@@ -212,7 +212,7 @@ def _piece(planned: Planned, bodies: Iterator[bytes]) -> Piece:
 
 
 def _size(planned: Planned) -> int:
-    """The length of a row that is not read whole."""
+    """Size of a row made without its body."""
     row, sample = planned.row, planned.sample
     if sample is None or sample.row.reward_span is None:
         return planned.num_bytes

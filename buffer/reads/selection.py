@@ -1,4 +1,4 @@
-"""Choosing the groups of a batch: what was asked for, which groups are looked at, and when they are enough."""
+"""Chooses the groups of a batch: the request, the candidates, and when they are enough."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,21 +16,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What a trainer asks for. Without a size: everything that is ready, within the run's caps for legacy reads."""
+    """A trainer's request. Without a size: everything that is ready, within the run's caps for legacy reads."""
 
     num_groups: int | None = None
     batch_size: int | None = None
-    """Rows, counted after the hooks; whole groups go until there are at least so many."""
+    """Minimum number of rows after the hooks; groups are delivered whole."""
     is_slime: bool = False
-    """Each group goes out with exactly ``group_size`` rows, and the batch is acknowledged by its last byte."""
+    """Whether each group has exactly ``group_size`` rows, and sending the last byte acknowledges the batch."""
     lease_s: float = 600.0
-    """Seconds for which a batch that is not slime's is the reader's."""
+    """Seconds until the lease expires; not used for slime's reads."""
     step: int | None = None
-    """What the trainer will use the batch for."""
+    """The training step that will use the batch."""
     max_staleness: int | None = None
-    """In place of the run's own bound."""
+    """Overrides the run's own bound."""
     request_id: str = ""
-    """Repeated while its batch is leased, it means that batch."""
+    """Repeating it while its batch is leased returns that batch."""
 
     @property
     def has_size(self) -> bool:
@@ -39,22 +39,22 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChosenGroup:
-    """A group to hand out, and what of it goes out of the whole that its hooks made."""
+    """A group to deliver: ``staged`` is the part of ``whole``, its hooks' result, that is delivered."""
 
     group: SampleGroup
     staged: JudgedGroup
     whole: JudgedGroup
     is_stale: bool = False
-    """Whether it is over the bound for staleness, and goes out all the same."""
+    """Whether it exceeds the staleness bound but is delivered anyway."""
 
     @property
     def is_current(self) -> bool:
-        """Whether it got no further sample since its hooks were asked."""
+        """Whether it got no sample since its hooks were called."""
         return self.group.staged is self.whole
 
 
 class Chooser:
-    """Adds up groups until a request is satisfied."""
+    """Collects groups until a request is satisfied."""
 
     def __init__(self, buffer: RunBuffer, request: ReadRequest) -> None:
         self.request = request
@@ -78,11 +78,11 @@ class Chooser:
         return self._is_capped or (self.request.has_size and self.is_satisfied)
 
     def may_take(self, group: SampleGroup) -> bool:
-        """A read without a size holds at most one group of an instance: slime's client groups by instance id."""
+        """Whether the group may be added. Without a size, one per instance: slime's client groups by instance id."""
         return self.request.has_size or group.instance_id not in self._instances
 
     def take(self, choice: ChosenGroup) -> None:
-        """Add a group, unless the caps of a read without a size forbid it."""
+        """Add a group, unless this exceeds the caps of a read without a size."""
         if not self.request.has_size and self.chosen and self._is_over(choice.staged):
             self._is_capped = True
             return
@@ -99,21 +99,21 @@ class Chooser:
 
 
 class Selection:
-    """Looks for what satisfies a request among one run's groups. Called with the run's lock held."""
+    """Finds groups of one run that satisfy a request. Its methods require the run's lock."""
 
     def __init__(self, buffer: RunBuffer, group_judge: GroupJudge) -> None:
         self._buffer = buffer
         self._group_judge = group_judge
 
     async def choose(self, request: ReadRequest, describe: Callable[[], Awaitable[bool]]) -> list[ChosenGroup]:
-        """Groups that satisfy the request, none of which got a sample while others were asked about; or none at all.
+        """Groups that satisfy the request, none of which got a sample during the hooks' calls; otherwise none.
 
-        ``describe`` is called once valid groups are found, before any other hook is asked about them; it says whether
-        that took time, in which groups may have changed.
+        ``describe`` is called once valid groups are found, before any other hook is called for them; it returns
+        whether that took time, during which groups may have changed.
         """
         oldest = staleness.bound(self._buffer, request.max_staleness)
         while True:
-            # Each turn begins anew: a hook that was asked about one group gave others time to change.
+            # Each turn starts over: while a hook ran for one group, others may have changed.
             await self._group_judge.evaluate()
             staleness.discard_stale(self._buffer, oldest)
             if not self._may_suffice(request):
@@ -121,14 +121,14 @@ class Selection:
             if self._is_any_valid() and await describe():
                 continue
             chosen = await self._choose(request, oldest)
-            # From this check on nothing is awaited until the groups are leased.
+            # Nothing is awaited between this check and the lease of the groups.
             if all(choice.is_current for choice in chosen):
                 self._note_cuts(chosen)
                 return chosen
             self._buffer.groups.put_back(c.group for c in chosen if c.group.state is GroupState.READY)
 
     def _may_suffice(self, request: ReadRequest) -> bool:
-        """Whether there are groups enough to look at them: a reader that waits is woken by every sample."""
+        """Whether there may be enough groups to look closer: every sample wakes waiting readers."""
         groups, run = self._buffer.groups, self._buffer.run
         num_needed = request.num_groups or 1
         if request.is_slime and request.batch_size is not None:
@@ -139,14 +139,14 @@ class Selection:
         return bool(self._buffer.groups.states[GroupState.READY] or self._buffer.groups.short_valid)
 
     async def _choose(self, request: ReadRequest, oldest: int | None) -> list[ChosenGroup]:
-        """Groups that satisfy the request; none at all if that is not possible."""
+        """Groups that satisfy the request; empty if that is not possible."""
         chooser = Chooser(self._buffer, request)
         seen: list[SampleGroup] = []
         try:
             await self._consider_all(chooser, seen, oldest)
             if not chooser.is_satisfied:
                 chooser.chosen.clear()
-        except BaseException:  # also a reader that goes away
+        except BaseException:  # includes a cancelled reader
             chooser.chosen.clear()
             raise
         finally:
@@ -156,9 +156,9 @@ class Selection:
         return chooser.chosen
 
     async def _consider_all(self, chooser: Chooser, seen: list[SampleGroup], oldest: int | None) -> None:
-        """Full groups, oldest first, then short ones that are valid. ``seen`` gets those that left the queue."""
+        """Try full groups, oldest first, then incomplete valid ones. ``seen`` collects those taken from the queue."""
         for group in self._buffer.groups.take_ready():
-            # It has left the queue, and must be put back whatever happens to this read.
+            # It is no longer queued, and must be put back whatever happens to this read.
             seen.append(group)
             await self._consider(chooser, group, oldest)
             if chooser.is_done:
@@ -186,11 +186,11 @@ class Selection:
             chooser.take(ChosenGroup(group, rows, staged, is_stale))
 
     def _fits_slime(self, group: SampleGroup, staged: JudgedGroup) -> bool:
-        """Whether a group has rows enough; a closed one that has not is discarded. slime regroups by exact size."""
+        """Whether a group has enough rows; a closed one without is discarded. slime regroups by exact size."""
         size = self._buffer.run.settings.group_size
         if len(staged.rows) < size:
             if group.state is GroupState.READY:
-                detail = f"{len(staged.rows)} rows were left of {size}"
+                detail = f"{len(staged.rows)} of {size} rows were left"
                 logger.info("group %s (%r) discarded as incomplete: %s", group.group_id, group.instance_id, detail)
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.INCOMPLETE, detail)
             return False
@@ -201,6 +201,6 @@ class Selection:
             num_cut = len(choice.whole.rows) - len(choice.staged.rows)
             if num_cut:
                 self._buffer.counts["rows_cut"] += num_cut
-                # slime has no place for forks: that is no news.
+                # slime has no place for forks, so cutting them is expected.
                 level = logging.INFO if num_cut <= choice.group.row.num_forks else logging.WARNING
                 logger.log(level, "group %s: %d surplus rows were cut", choice.group.group_id, num_cut)

@@ -136,9 +136,9 @@ class Store(ABC):
     def submit(self, rows: Sequence[Row], body: bytes | memoryview | None, done: Done) -> None:
         """Queue one atomic entry, with the current state of the rows.
 
-        At most one of ``rows`` is a sample row; then ``body`` is its body, which must not change until ``done`` was
-        called. ``done`` is called in the loop's thread, in order of the appends. Raises ``InvalidInput`` for an epoch or a
-        slot beyond 64 bits, and ``EntryTooLarge``; then nothing was queued, and other appends are unaffected.
+        At most one of ``rows`` is a sample row; ``body`` is then its body, which must not change until ``done`` was
+        called: in the loop's thread, in order of the appends. Raises ``InvalidInput`` for an epoch or a slot beyond
+        64 bits, and ``EntryTooLarge``; then nothing was queued, and other appends are unaffected.
         """
 
     def append(self, rows: Sequence[Row], body: bytes | memoryview | None = None) -> "Future[Location | None]":
@@ -174,7 +174,7 @@ class Store(ABC):
     async def send(self, pieces: Sequence[Outbound], connection: socket) -> bool:  # noqa: ARG002 - the default cannot
         """Send ``pieces`` over a non-blocking socket; False if this store cannot do so itself.
 
-        Raises ``StorageFailed`` for a body that cannot be read, and ``ConnectionError`` when the client has disconnected.
+        Raises ``StorageFailed`` for an unreadable body, and ``ConnectionError`` when the client has disconnected.
         Part of the bytes may have been sent then.
         """
         return False
@@ -271,7 +271,7 @@ class Store(ABC):
     # --- removing whole segments, by one caller at a time
 
     async def remove_run(self, run_id: str) -> None:
-        """Delete everything of a run except its bodies, which are removed with their segments. Raises ``StorageFailed``.
+        """Delete all of a run except its bodies, which are removed with their segments. Raises ``StorageFailed``.
 
         Nothing of the run may be appended afterwards.
         """
@@ -314,9 +314,9 @@ class Store(ABC):
     async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
         """Append again all information that only this segment has, and wait for the disk.
 
-        For groups in ``moved`` (run and group) this includes the bodies, which get new locations. For all other samples
-        everything except the body stays known after the removal. Raises ``StorageFailed``; then nothing is lost, and the
-        call can be repeated.
+        For groups in ``moved`` (run and group) this includes the bodies, which get new locations. For all other
+        samples everything except the body stays known after the removal. Raises ``StorageFailed``; then nothing is
+        lost, and the call can be repeated.
         """
 
     @abstractmethod

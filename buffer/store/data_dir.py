@@ -69,7 +69,7 @@ class DataDir:
                 self.path.chmod(FOLDER_MODE)
                 num_changed += 1
         except OSError as error:
-            logger.warning("other users may read files in %s, and the permissions cannot be changed: %s", self.path, error)
+            logger.warning("other users may read files in %s; changing the permissions failed: %s", self.path, error)
             return
         if num_changed:
             logger.warning(
@@ -84,7 +84,7 @@ class DataDir:
         found = path.read_text(errors="replace").strip()
         version = found.removeprefix(_FORMAT_PREFIX)
         if not found.startswith(_FORMAT_PREFIX) or not version.isdecimal():
-            raise self._refusal(f"its file 'format' says {found[:40]!r}", "check that it is a data directory of Forebay")
+            raise self._refusal(f"its file 'format' says {found[:40]!r}", "is this a data directory of Forebay?")
         if int(version) != FORMAT_VERSION:
             raise self._refusal(
                 f"it has format {version}, but this version of Forebay reads format {FORMAT_VERSION}",

@@ -112,8 +112,8 @@ class SegmentLog:
                     self._cut_tail(part)
                 else:
                     self._set_aside(segment, part, file.read(part.start, part.end - part.start))
-                    # Keeping the sample without its body costs only its group, when that is requested; dropping it would leave
-                    # an unexplained gap.
+                    # Kept without its body, the sample costs only its group, when that is requested; dropped, it would
+                    # leave an unexplained gap.
                     yield from part.records
         finally:
             file.close()

@@ -1,8 +1,7 @@
 """Removing a segment of the journal: which removal is in progress, and what must be rewritten first.
 
-The segment's bodies are deleted, but everything else that only its records contain must stay known. The index,
-built from them, knows what that is. Each function that queries it takes its own connection, in any thread. One caller
-at a time.
+The segment's bodies are deleted, but everything else that only its records contain must stay known. The index, built
+from them, knows what that is. Each function that queries it takes its own connection, in any thread; one at a time.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A child process with which its parent exchanges messages; ``parent_link`` is the child's side."""
+"""The parent's side of messages with a child process; ``parent_link`` is the child's side."""
 
 import asyncio
 import os
@@ -18,13 +18,13 @@ from forebay.core.processes.parent_link import HEADER_BYTES, frame
 
 MAX_MESSAGE_BYTES = 1 << 30
 _ENDING_S = 2.0
-"""How long a child that has hung up may take to end."""
+"""Seconds that a child may take to end after it closed its socket."""
 
 Out = TypeVar("Out")
 
 
 class ChildEnded(Exception):
-    """The child has ended, or was killed because it sent something unreadable."""
+    """The child has ended, or was killed because it sent an unreadable message."""
 
     def __init__(self, code: int) -> None:
         """``code``: the exit code, or minus the signal."""
@@ -33,13 +33,13 @@ class ChildEnded(Exception):
 
 
 class MessageTooLong(Exception):
-    """A message of the child is longer than its parent takes."""
+    """A child's message exceeds its parent's limit."""
 
 
 class ChildLink(Generic[Out]):
-    """A module that runs in a process and a session of its own, and dies with this process.
+    """A module that runs in its own process and session, and dies with this process.
 
-    When it has ended, whatever is left of its session is killed. ``receive`` may be broken off only to kill the child.
+    When it has ended, the rest of its session is killed. Cancel ``receive`` only to kill the child.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ChildLink(Generic[Out]):
         module: str,
         *arguments: str,
         setup: object,
-        reads: type[Out] | Any,  # mypy takes no union for a type
+        reads: type[Out] | Any,  # mypy rejects a union as a type
         cwd: Path | None = None,
         env: Mapping[str, str] = {},
         stdout: int | None = subprocess.DEVNULL,
@@ -73,13 +73,13 @@ class ChildLink(Generic[Out]):
     ) -> Self:
         """Start ``module`` with ``arguments`` and send it ``setup``, its first message. Raises ``OSError``.
 
-        ``env`` is added to this process's environment without the server's own token. Secrets belong into ``setup``:
-        arguments and environments are seen by others.
+        ``env`` is added to this process's environment, without the server's token. Put secrets into ``setup``:
+        other users can see arguments and environments.
         """
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            # Our copy of its end is closed at once, so that the child's death shows as the end of the socket.
+            # Our copy of its end is closed at once, so that the child's death closes the socket.
             with theirs:
                 process = await asyncio.create_subprocess_exec(
                     *python_argv(module, *arguments, str(theirs.fileno()), str(os.getpid())),
@@ -89,7 +89,7 @@ class ChildLink(Generic[Out]):
                     pass_fds=[theirs.fileno(), *pass_fds],
                     cwd=cwd,
                     env={**child_environment(os.environ), **env},
-                    # What it starts is killed with it, and Ctrl-C in a terminal is this process's business.
+                    # Programs that it starts are killed with it, and Ctrl-C in a terminal reaches only this process.
                     start_new_session=True,
                 )
         except BaseException:
@@ -107,13 +107,13 @@ class ChildLink(Generic[Out]):
         return self._process.returncode is None
 
     async def send(self, message: object) -> None:
-        """Send a message, and wait while the child is slow to read. Nothing is raised if it has ended."""
+        """Send a message, waiting while the child is slow to read. Raises nothing if it has ended."""
         self._writer.write(frame(message))
         with suppress(OSError):
             await self._writer.drain()
 
     async def receive(self) -> Out:
-        """The next message. Raises ``ChildEnded`` or ``MessageTooLong``; the child is then gone, with its session."""
+        """Receive the next message. Raises ``ChildEnded`` or ``MessageTooLong``; child and session are then gone."""
         try:
             return self._decode(await self._body())
         except MessageTooLong:
@@ -127,7 +127,7 @@ class ChildLink(Generic[Out]):
         if length > self._max_message_bytes:
             raise MessageTooLong
         body = bytearray()
-        while len(body) < length:  # in pieces: `readexactly` copies all of it at once, and the loop waits for that
+        while len(body) < length:  # in pieces: `readexactly` copies everything at once, which blocks the loop
             piece = await self._reader.read(length - len(body))
             if not piece:
                 raise asyncio.IncompleteReadError(b"", length)
@@ -135,23 +135,23 @@ class ChildLink(Generic[Out]):
         return body
 
     def hang_up(self) -> None:
-        """Send nothing more. The child sees the end of the socket; what it sends is still received."""
-        if not self._writer.is_closing():  # as it is once a write has failed
+        """Send nothing more. The child sees the end of the socket; its messages are still received."""
+        if not self._writer.is_closing():  # it is closing once a write has failed
             self._writer.write_eof()
 
     def signal(self, number: int) -> None:
-        """Signal the process alone; one that has ended is no error."""
+        """Signal only the process; ignores one that has ended."""
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     async def end(self, grace_s: float) -> int:
-        """Wait ``grace_s`` for a child that was told to end, then kill it. The exit code, or minus the signal."""
+        """Wait ``grace_s`` for a child that was told to end, then kill it. Returns the exit code, or minus the signal."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.ended(), grace_s)
         return await self.kill()
 
     async def kill(self) -> int:
-        """Kill the process and its session; the exit code, or minus the signal. One that has ended is no error."""
+        """Kill the process and its session, if running. Returns the exit code, or minus the signal."""
         if self.is_alive:
             signal_group(self.pid, signal.SIGKILL)
         code = await self.ended()
@@ -159,12 +159,12 @@ class ChildLink(Generic[Out]):
         return code
 
     async def ended(self) -> int:
-        """Wait for the child and its session to end. The exit code, or minus the signal."""
+        """Wait for the child and its session to end. Returns the exit code, or minus the signal."""
         return await asyncio.shield(self._ended)
 
     async def _watch(self) -> int:
         code = await self._process.wait()
-        # A program that it started may have its end open still. What the child has sent can be read after this.
+        # A program that it started may still have its end open. What the child has sent can be read after this.
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RD)
         await asyncio.to_thread(end_session, self.pid)

@@ -1,7 +1,7 @@
-"""The child's side of ``child_link``: messages to and from the parent, over a socket pair.
+"""The child's side of ``child_link``: messages to and from the parent over a socket pair.
 
-A message is msgpack behind its length (8 bytes, big-endian). What a child prints goes elsewhere, so users' code may
-print whatever it likes. Without asyncio, which is a third of what some children load.
+A message is msgpack after its length (8 bytes, big-endian). The child's output goes elsewhere, so users' code may
+print anything. Does not use asyncio, which would be a third of some children's imports.
 """
 
 import os
@@ -19,7 +19,7 @@ In = TypeVar("In")
 
 
 class ParentLink(Generic[In]):
-    """The child's end. The last two of ``arguments`` are those that ``ChildLink.start`` has added.
+    """The child's end. ``ChildLink.start`` has added the last two of ``arguments``.
 
     From here on this process dies with its parent. Send and receive from one thread at a time.
     """
@@ -33,12 +33,12 @@ class ParentLink(Generic[In]):
         self._decode = msgspec.msgpack.Decoder(reads).decode
 
     def receive(self) -> In:
-        """The next message. Raises ``EOFError`` when the parent has hung up."""
+        """Receive the next message. Raises ``EOFError`` when the parent has closed the socket."""
         header = self._stream.read(HEADER_BYTES)
         length = int.from_bytes(header, "big")
         body = self._stream.read(length)
         if len(header) < HEADER_BYTES or len(body) < length:
-            raise EOFError("the parent has hung up")
+            raise EOFError("the parent has closed the socket")
         return self._decode(body)  # type: ignore[no-any-return]
 
     def send(self, message: object) -> None:
@@ -47,6 +47,6 @@ class ParentLink(Generic[In]):
 
 
 def frame(message: object) -> bytes:
-    """``message`` as it goes over the socket."""
+    """Encode ``message`` for the socket."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(HEADER_BYTES, "big") + body

@@ -1,6 +1,6 @@
-"""Records as they lie on disk: what rows there are, and their bytes.
+"""Records on disk: which rows exist, and their encoding.
 
-``rows.py`` says what is stored, ``recording_rows.py`` what a recording has besides. ``log_records.py`` makes rows and a
-body one record with checksums, ``log_scan.py`` reads a segment of them, ``record_file.py`` is a file that is a log of
-its own, and ``disk_files.py`` has the few things that are done with files.
+``rows.py`` defines the stored rows, ``recording_rows.py`` those only in recordings. ``log_records.py`` encodes rows and
+a body as one record with checksums, ``log_scan.py`` reads a segment of them, ``record_file.py`` is a file that is a log
+of its own, and ``disk_files.py`` has the file operations.
 """

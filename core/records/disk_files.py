@@ -1,4 +1,4 @@
-"""The few things that the log does with files, so that a test can put a faulty disk in their place."""
+"""The log's file operations, so that a test can substitute a faulty disk."""
 
 import os
 from collections.abc import Sequence
@@ -10,69 +10,69 @@ from forebay.core.files import FILE_MODE, sync_directory
 BytesLike = bytes | memoryview
 
 MAX_BUFFERS = 1024
-"""How many buffers Linux takes in one ``writev`` (IOV_MAX)."""
+"""Maximum number of buffers in one ``writev`` on Linux (IOV_MAX)."""
 
 
 class AppendFile(Protocol):
     """A file that grows at its end."""
 
     def size(self) -> int:
-        """Its length in bytes."""
+        """Length in bytes."""
         ...
 
     def write(self, buffers: Sequence[BytesLike]) -> None:
-        """Add all of ``buffers``. After an ``OSError`` any part of them may be in the file."""
+        """Append all of ``buffers``. After an ``OSError`` the file may have any part of them."""
         ...
 
     def sync(self) -> None:
-        """Return when everything written is on the disk."""
+        """Return when everything written is on disk."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Cut off what lies behind ``length`` bytes."""
+        """Cut off everything after ``length`` bytes."""
         ...
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         ...
 
 
 class ReadFile(Protocol):
-    """A file that is read at any place."""
+    """A file that is read at any offset."""
 
     def size(self) -> int:
-        """Its length in bytes."""
+        """Length in bytes."""
         ...
 
     def read(self, offset: int, length: int) -> bytes:
-        """``length`` bytes at ``offset``, fewer only where the file ends."""
+        """Read ``length`` bytes at ``offset``; fewer only at the end of the file."""
         ...
 
     def fill(self, buffers: Sequence[memoryview], offset: int, *, may_wait: bool) -> bool:
-        """Fill ``buffers``, one after the other, with what begins at ``offset``.
+        """Fill ``buffers``, one after another, with the data from ``offset``.
 
-        False where the file ends before, and, unless it ``may_wait``, where the disk would have to be waited for.
+        False if the file ends first or, without ``may_wait``, if the disk would be needed.
         """
         ...
 
     def send_to(self, socket_fd: int, offset: int, length: int) -> int:
-        """Send up to ``length`` bytes from ``offset`` on to a socket; how many went. 0 where the file ends."""
+        """Send up to ``length`` bytes from ``offset`` to a socket; returns the number sent, 0 at the end of the file."""
         ...
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         ...
 
 
 class Files(Protocol):
-    """A disk. Everything raises ``OSError``."""
+    """A disk. All methods raise ``OSError``."""
 
     def list(self, directory: Path) -> list[str]:
-        """The names in ``directory``."""
+        """List the names in ``directory``."""
         ...
 
     def open_append(self, path: Path) -> AppendFile:
-        """Open ``path`` for growing; make it if it is not there. Its name lasts only after ``sync_directory``."""
+        """Open ``path`` for appending, creating it if needed. Its name is durable only after ``sync_directory``."""
         ...
 
     def open_read(self, path: Path) -> ReadFile:
@@ -80,19 +80,19 @@ class Files(Protocol):
         ...
 
     def remove(self, path: Path) -> None:
-        """Delete ``path``; lasting only after ``sync_directory``."""
+        """Delete ``path``; durable only after ``sync_directory``."""
         ...
 
     def sync_directory(self, directory: Path) -> None:
-        """Return when the names in ``directory`` are on the disk."""
+        """Return when the names in ``directory`` are on disk."""
         ...
 
     def allocate(self, path: Path, num_bytes: int) -> None:
-        """Make ``path``, if it is not there, and have it own ``num_bytes`` of the disk."""
+        """Create ``path`` if needed, and allocate ``num_bytes`` of the disk to it."""
         ...
 
     def free_bytes(self, directory: Path) -> int:
-        """How much is free where ``directory`` lies."""
+        """Free bytes on the disk of ``directory``."""
         ...
 
 
@@ -110,13 +110,13 @@ class DiskAppendFile:
             self._write_all(buffers[start : start + MAX_BUFFERS])
 
     def _write_all(self, buffers: Sequence[BytesLike]) -> None:
-        # One call takes everything, unless the disk is filling up or the buffers exceed 2 GiB.
+        # One call writes everything, unless the disk fills up or the buffers exceed 2 GiB.
         remaining = list(buffers)
         while remaining:
             remaining = behind(remaining, os.writev(self._fd, remaining))
 
     def sync(self) -> None:
-        # Not `fsync`: the file's times need not last, and cost the disk another write.
+        # Not `fsync`: the file's times need not be durable, and would cost another disk write.
         os.fdatasync(self._fd)
 
     def truncate(self, length: int) -> None:
@@ -127,7 +127,7 @@ class DiskAppendFile:
 
 
 def behind(buffers: list[BytesLike], num_bytes: int) -> list[BytesLike]:
-    """What is left of ``buffers`` after their first ``num_bytes`` bytes."""
+    """Return what follows the first ``num_bytes`` bytes of ``buffers``."""
     for index, buffer in enumerate(buffers):
         if num_bytes < len(buffer):
             return [memoryview(buffer)[num_bytes:], *buffers[index + 1 :]]
@@ -146,7 +146,7 @@ class DiskReadFile:
 
     def read(self, offset: int, length: int) -> bytes:
         found = os.pread(self._fd, length, offset)
-        # A signal, or a read of more than 2 GiB, may cut one call short.
+        # A signal, or a length above 2 GiB, may shorten one call.
         while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
             found += more
         return found
@@ -166,11 +166,11 @@ class DiskReadFile:
         return os.sendfile(socket_fd, self._fd, offset, length)
 
     def _read_cached(self, buffers: Sequence[memoryview], offset: int) -> int:
-        """How many bytes were read."""
+        """Return the number of bytes read."""
         try:
             return os.preadv(self._fd, buffers, offset, os.RWF_NOWAIT)
         except OSError:
-            # Not in the page cache, or a file system that cannot tell: the caller reads in a thread.
+            # Not in the page cache, or the file system does not support this: the caller reads in a thread.
             return -1
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""One entry of the log as bytes: a header of fixed size, the rows, the checksum of the body, the body.
+"""One log entry as bytes: a header of fixed size, the rows, the checksum of the body, the body.
 
-The header names the segment and the offset at which it lies, so that a copy of a record, for example inside a body, is
-never taken for one. It has a checksum of its own, because a wrong length must not lead the reader astray. So has the
-body, directly before it: whoever knows where a body lies can prove it without its record.
+The header contains its own segment and offset, so that a copy of a record, for example inside a body, is
+never mistaken for one. Its own checksum protects readers from a wrong length. The body's checksum is directly before
+it, so a body can be verified without its record.
 """
 
 import struct
@@ -17,13 +17,13 @@ from forebay.core.records.disk_files import BytesLike, ReadFile
 from forebay.core.records.rows import GroupRow, Location, Row, SampleRow
 
 MAGIC = b"\xf5FBR"
-"""Begins with a byte that never occurs in UTF-8, thus in no JSON body."""
+"""Begins with a byte that never occurs in UTF-8, and thus not in a JSON body."""
 RECORD_VERSION = 3
 MSGPACK = 0
 JSON = 1
-"""Rows that hold an integer beyond 64 bits, which MessagePack cannot."""
+"""Used for rows with an integer beyond 64 bits, which MessagePack does not support."""
 MAX_ROWS_BYTES = 128 << 20
-"""Of the rows of one entry. SQLite takes texts of a thousand million bytes, and a byte may be six in its JSON."""
+"""Limit of one entry's rows. SQLite accepts texts of 10^9 bytes, and a byte may become six in JSON."""
 
 _FIELDS = struct.Struct("<4sHHIQIQ")
 _CHECKSUM = struct.Struct("<Q")
@@ -31,9 +31,9 @@ _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _FIELDS.size + 2 * _CHECKSUM.size
 BODY_CHECKSUM_BYTES = _CHECKSUM.size
 OFFSET_BITS = 40
-"""Of an offset within a segment, in the seed of a body's checksum."""
+"""Bits for an offset within a segment, in the seed of a body's checksum."""
 WINDOW_BYTES = 128 << 10
-"""Of a long body that are looked at together: they stay within the cache of a core, which is five times faster."""
+"""Bytes of a long body processed together: they fit a core's cache, which is five times faster."""
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _WITH_EPOCH = (SampleRow, GroupRow)
@@ -44,14 +44,14 @@ _json_decoder = msgspec.json.Decoder(list[Row])
 
 
 class Position(NamedTuple):
-    """A place in the log."""
+    """A position in the log."""
 
     segment: int
     offset: int
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
-    """What one ``append`` stores. ``rows`` are a copy that nobody else changes, ``packed`` the same as bytes."""
+    """The data of one ``append``. ``rows`` is a private copy, ``packed`` its encoding."""
 
     rows: Sequence[Row]
     packed: bytes
@@ -59,21 +59,21 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
     body: BytesLike | None
     body_length: int
     num_bytes: int
-    """The length of its record."""
+    """Length of its record."""
 
 
 class Record(NamedTuple):
-    """An entry as it was found in the log; ``end`` is where the next one begins."""
+    """An entry found in the log; ``end`` is where the next one begins."""
 
     rows: list[Row]
     location: Location | None
     end: Position
     is_whole: bool = True
-    """False if its body is damaged, and its rows are not."""
+    """False if only its body is damaged."""
 
 
 class Header(NamedTuple):
-    """The decoded beginning of a record."""
+    """The decoded header of a record."""
 
     encoding: int
     packed_length: int
@@ -82,7 +82,7 @@ class Header(NamedTuple):
 
     @property
     def before_body(self) -> int:
-        """How many bytes lie between the header and the body."""
+        """Number of bytes between the header and the body."""
         return self.packed_length + BODY_CHECKSUM_BYTES
 
 
@@ -94,7 +94,7 @@ def make_entry(rows: Sequence[Row], body: BytesLike | None) -> LogEntry:
     _check_rows(rows, body)
     packed, encoding = pack(rows)
     if len(rows) > 1 or body is None:
-        # Reading the rows back frees them from later changes by the caller. A sample's row never changes.
+        # Decoding a copy protects the rows from later changes by the caller. A sample's row never changes.
         rows = decode_rows(packed, encoding)
     body_length = 0 if body is None else len(body)
     num_bytes = HEADER_BYTES + len(packed) + BODY_CHECKSUM_BYTES + body_length
@@ -102,19 +102,19 @@ def make_entry(rows: Sequence[Row], body: BytesLike | None) -> LogEntry:
 
 
 def check_fits(*rows: Row) -> None:
-    """Raise ``EntryTooLarge`` if ``rows`` are more than one entry may have."""
+    """Raise ``EntryTooLarge`` if ``rows`` exceed the limit of one entry."""
     pack(rows)
 
 
 def pack(rows: Sequence[msgspec.Struct]) -> tuple[bytes, int]:
-    """Rows as bytes, and how they are encoded. Raises ``EntryTooLarge``."""
+    """Encode rows; returns the bytes and the encoding. Raises ``EntryTooLarge``."""
     try:
         packed, encoding = _packer.encode(rows), MSGPACK
     except OverflowError:
         packed, encoding = _json_encoder.encode(rows), JSON
-    # The log would take it, and the index never: then nothing is written any more, and no server starts.
+    # The log would accept it but the index never could, which would block all writes and prevent a restart.
     if len(packed) > MAX_ROWS_BYTES:
-        raise EntryTooLarge(f"it takes {len(packed)} bytes in one piece, and at most {MAX_ROWS_BYTES} can be indexed")
+        raise EntryTooLarge(f"it takes {len(packed)} bytes, but at most {MAX_ROWS_BYTES} can be indexed")
     return packed, encoding
 
 
@@ -128,39 +128,39 @@ def _check_rows(rows: Sequence[Row], body: BytesLike | None) -> None:
         if isinstance(row, _WITH_EPOCH) and not _LEAST <= row.epoch <= _MOST:
             raise InvalidInput("epoch does not fit into 64 bits", field="epoch")
     if num_samples != (body is not None):
-        raise ValueError("an entry has one sample row and its body, or neither")
+        raise ValueError("an entry must have one sample row and its body, or neither")
 
 
 def decode_rows(packed: BytesLike, encoding: int) -> list[Row]:
-    """The rows in ``packed``. Raises ``msgspec.MsgspecError``."""
+    """Decode the rows in ``packed``. Raises ``msgspec.MsgspecError``."""
     decoder = _json_decoder if encoding == JSON else _unpacker
     return decoder.decode(packed)
 
 
 def _body_seed(segment: int, offset: int) -> int:
-    """What the checksum of a body begins with: one that lies elsewhere does not check."""
+    """Seed of a body's checksum: the checksum of a body at another place does not match."""
     return (segment << OFFSET_BITS | offset) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def _body_checksum(body: BytesLike, segment: int, offset: int) -> int:
-    """XXH3 (64 bits) of a body, and of the place at which it lies."""
+    """XXH3 (64 bits) of a body and its location."""
     return xxh3_64_intdigest(body, _body_seed(segment, offset))
 
 
 def _checksum_before(data: BytesLike, at: int) -> int:
-    """The checksum that stands before the body at ``at`` in ``data``."""
+    """Read the checksum before the body at ``at`` in ``data``."""
     found: int = _CHECKSUM.unpack_from(data, at - BODY_CHECKSUM_BYTES)[0]
     return found
 
 
 def is_body(data: memoryview, at: int, location: Location) -> bool:
-    """Whether what lies at ``at`` in ``data``, behind its checksum, is the body of ``location``, bit for bit."""
+    """Whether ``data`` has at ``at``, after its checksum, the exact body of ``location``."""
     body = data[at : at + location.length]
     return _checksum_before(data, at) == _body_checksum(body, location.segment, location.offset)
 
 
 def is_stored(file: ReadFile, location: Location) -> bool:
-    """Whether the file of its segment has the body, which may be of any length. Raises ``OSError``."""
+    """Whether the segment's file has this body, of any length, intact. Raises ``OSError``."""
     stored = file.read(location.offset - BODY_CHECKSUM_BYTES, BODY_CHECKSUM_BYTES)
     made = xxh3_64(seed=_body_seed(location.segment, location.offset))
     for window in _windows(file, location):
@@ -169,7 +169,7 @@ def is_stored(file: ReadFile, location: Location) -> bool:
 
 
 def _windows(file: ReadFile, location: Location) -> Iterator[memoryview]:
-    """The body, some bytes at a time; as much of it as is there."""
+    """Yield the body in windows, as much of it as exists."""
     buffer = memoryview(bytearray(min(WINDOW_BYTES, location.length)))
     for at in range(0, location.length, WINDOW_BYTES):
         window = buffer[: location.length - at]
@@ -179,16 +179,16 @@ def _windows(file: ReadFile, location: Location) -> Iterator[memoryview]:
 
 
 def encode_start(entry: LogEntry, segment: int, offset: int) -> bytes:
-    """Everything before the body that makes ``entry`` a record at this place."""
+    """Encode everything before the body for a record of ``entry`` at this place."""
     return encode_before(entry.packed, entry.encoding, entry.body or b"", segment, offset)
 
 
 def encode_before(packed: bytes, encoding: int, body: BytesLike, segment: int, offset: int) -> bytes:
-    """Everything before ``body`` that makes it, and ``packed`` rows, a record at this place."""
+    """Encode everything before ``body`` for a record of it and ``packed`` rows at this place."""
     fields = _FIELDS.pack(MAGIC, RECORD_VERSION, encoding, segment, offset, len(packed), len(body))
     body_offset = offset + HEADER_BYTES + len(packed) + BODY_CHECKSUM_BYTES
     of_body = _CHECKSUM.pack(_body_checksum(body, segment, body_offset))
-    # Over the place as well: a record copied elsewhere does not check. Of the body only its checksum, which is enough.
+    # Includes the place, so that a record copied elsewhere does not match. The body's checksum stands for the body.
     fields += _CHECKSUM.pack(_checksum(fields, packed, of_body))
     return b"".join((fields, _CHECKSUM.pack(_checksum(fields)), packed, of_body))
 
@@ -201,9 +201,9 @@ def _checksum(*parts: BytesLike) -> int:
 
 
 def decode_header(data: BytesLike, position: Position) -> Header | None:
-    """The header in ``data``, or None if it is none, damaged, or of another place.
+    """Decode the header in ``data``; None if there is none, or it is damaged or belongs elsewhere.
 
-    Raises ``StorageFailed`` for a header that is whole and of another version.
+    Raises ``StorageFailed`` for an intact header of another version.
     """
     if len(data) < HEADER_BYTES or data[:4] != MAGIC:
         return None
@@ -213,9 +213,9 @@ def decode_header(data: BytesLike, position: Position) -> Header | None:
     _, version, encoding, segment, offset, packed_length, body_length = _FIELDS.unpack_from(data)
     if version != RECORD_VERSION:
         raise StorageFailed(
-            f"segment {segment} holds records of version {version}, and this is version {RECORD_VERSION}",
+            f"segment {segment} has records of version {version}, but this Forebay reads version {RECORD_VERSION}",
             what="the log cannot be read",
-            hint="use the version of forebay that wrote them",
+            hint="use the version of Forebay that wrote them",
         )
     if (segment, offset) != position:
         return None
@@ -223,7 +223,7 @@ def decode_header(data: BytesLike, position: Position) -> Header | None:
 
 
 def decode_payload(header: Header, data: BytesLike, payload: BytesLike, position: Position) -> Record | None:
-    """The record of ``header`` (whose bytes are ``data``) with what follows it, or None if its rows are damaged."""
+    """Decode the record after ``header`` (whose bytes are ``data``), or None if its rows are damaged."""
     packed = packed_rows(header, data, payload)
     if packed is None:
         return None
@@ -233,14 +233,14 @@ def decode_payload(header: Header, data: BytesLike, payload: BytesLike, position
         return None
     body_offset = position.offset + HEADER_BYTES + header.before_body
     body = Location(position.segment, body_offset, header.body_length)
-    # Not by its length: a body may be empty.
+    # Not by its length, because a body may be empty.
     has_body = any(isinstance(row, SampleRow) for row in rows)
     end = Position(position.segment, body_offset + header.body_length)
     return Record(rows, body if has_body else None, end, is_body(memoryview(payload), header.before_body, body))
 
 
 def packed_rows(header: Header, data: BytesLike, payload: BytesLike) -> memoryview | None:
-    """The rows at the beginning of ``payload``, or None if they, or the checksum of the body, are damaged."""
+    """The rows at the start of ``payload``, or None if they or the checksum of the body are damaged."""
     before_body = memoryview(payload)[: header.before_body]
     if _checksum(data[: _FIELDS.size], before_body) != header.checksum:
         return None

@@ -1,4 +1,4 @@
-"""Read one file of records from a place to its end, across whatever is damaged in it."""
+"""Reads a file of records from an offset to its end, skipping damaged parts."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -10,16 +10,16 @@ WINDOW_BYTES = 4 * 1024 * 1024
 
 
 class LogDamage(NamedTuple):
-    """Bytes from ``start`` to ``end`` of a segment that are no whole record."""
+    """Bytes from ``start`` to ``end`` of a segment that are not intact records."""
 
     start: int
     end: int
     records: Sequence[Record]
-    """Those in it of which only the body is damaged."""
+    """Records within them whose body alone is damaged."""
 
 
 class SegmentScan:
-    """The records of one open segment, whose first ``size`` bytes count."""
+    """The records in the first ``size`` bytes of one open segment."""
 
     def __init__(self, file: ReadFile, segment: int, size: int) -> None:
         self._file = file
@@ -29,9 +29,9 @@ class SegmentScan:
         self._window_start = 0
 
     def parts(self, start: int) -> Iterator[Record | LogDamage]:
-        """Everything from ``start`` on, in order and without a gap. Raises ``OSError`` and ``StorageFailed``."""
+        """Yield everything from ``start``, in order and without gaps. Raises ``OSError`` and ``StorageFailed``."""
         while start < self._size:
-            # A record that does not check may be damaged in its length, so the next one is looked for byte by byte.
+            # A damaged record's length may be wrong, so the next record is searched byte by byte.
             record = self._record(start)
             if record is None or not record.is_whole:
                 end = self._next_record(start + 1 if record is None else record.end.offset)
@@ -47,23 +47,23 @@ class SegmentScan:
         header = decode_header(data, position)
         if header is None:
             return None
-        # The header has a checksum of its own, thus this length can be trusted.
+        # The header has its own checksum, so this length can be trusted.
         length = header.before_body + header.body_length
         payload = self._bytes(offset + HEADER_BYTES, length)
         return decode_payload(header, data, payload, position) if len(payload) == length else None
 
     def _next_record(self, offset: int) -> int:
-        """Where the next whole record begins, at or behind ``offset``; the end of the segment if there is none."""
+        """Where the next intact record begins, at or after ``offset``; the end of the segment if there is none."""
         while (offset := self._find_magic(offset)) < self._size:
             record = self._record(offset)
             if record is not None and record.is_whole:
                 break
-            # Lengths that check are right: a long body need not be looked through.
+            # Lengths with a valid checksum are right, so a long body need not be searched.
             offset = offset + 1 if record is None else record.end.offset
         return offset
 
     def _rows_left(self, start: int, end: int) -> list[Record]:
-        """The records from ``start`` to ``end`` of which only the body is damaged."""
+        """The records from ``start`` to ``end`` whose body alone is damaged."""
         found: list[Record] = []
         while start < end:
             record = self._record(start)
@@ -78,12 +78,12 @@ class SegmentScan:
             found = self._window.find(MAGIC, offset - self._window_start)
             if found >= 0:
                 return self._window_start + found
-            # The last bytes of the window may be the beginning of one.
+            # A magic may begin in the last bytes of the window.
             offset = max(offset + 1, self._window_start + len(self._window) - len(MAGIC) + 1)
         return self._size
 
     def _bytes(self, offset: int, length: int) -> memoryview:
-        """Up to ``length`` bytes at ``offset``: fewer where the segment ends."""
+        """Return up to ``length`` bytes at ``offset``; fewer at the end of the segment."""
         self._load(offset, length)
         start = offset - self._window_start
         return memoryview(self._window)[start : start + length]
@@ -92,7 +92,7 @@ class SegmentScan:
         end = min(offset + length, self._size)
         if self._window_start <= offset and end <= self._window_start + len(self._window):
             return
-        # Read in large windows: a segment holds tens of thousands of short records.
+        # Read in large windows, because a segment has tens of thousands of short records.
         wanted = min(max(length, WINDOW_BYTES), self._size - offset)
         self._window = self._file.read(offset, wanted)
         self._window_start = offset

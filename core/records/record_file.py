@@ -1,6 +1,6 @@
-"""A file that is a log of its own, as a recording is: its rows are read at once, bodies when they are asked for.
+"""A file that is a log of its own, such as a recording: rows are read at once, bodies on request.
 
-Each record has one row. Its segment is 0, which no segment of a store has.
+Each record has one row. Its segment is 0, which a store never uses.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _decode_json = msgspec.json.Decoder(tuple[FileRow]).decode
 
 
 class DamagedRecord(Exception):
-    """The record at ``offset`` is not what was written; ``reason`` says what of it."""
+    """The record at ``offset`` is damaged; ``reason`` says how."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(offset, reason)
@@ -40,7 +40,7 @@ class DamagedRecord(Exception):
 
 
 class FileRecord(NamedTuple):
-    """The record at ``offset``, and where its body lies."""
+    """The record at ``offset``, and the location of its body."""
 
     row: FileRow
     offset: int
@@ -54,34 +54,34 @@ class FileRecord(NamedTuple):
 
 
 def encode_record(row: FileRow, body: bytes, offset: int) -> bytes:
-    """The record at ``offset`` of a file. Raises ``EntryTooLarge``."""
+    """Encode a record for ``offset`` of a file. Raises ``EntryTooLarge``."""
     packed, encoding = pack([row])
     return encode_before(packed, encoding, body, SEGMENT, offset) + body
 
 
 class RecordFile:
-    """The records of the file ``path``. Any thread may read it."""
+    """The records of the file ``path``. Readable from any thread."""
 
     def __init__(self, path: Path) -> None:
         """Raises ``OSError``."""
         self._file = DiskReadFile(path)
         self.end = 0
-        """Behind the last whole record, once ``records`` is at its end: a killed writer leaves an unfinished one."""
+        """End of the last complete record, after ``records`` is exhausted: a killed writer leaves an incomplete one."""
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self._file.close()
 
     def size(self) -> int:
-        """The length of the file in bytes: it may grow. Raises ``OSError``."""
+        """Current length of the file in bytes; it may grow. Raises ``OSError``."""
         return self._file.size()
 
     def starts_with(self, text: bytes) -> bool:
-        """Whether these are the first bytes of the file. Raises ``OSError``."""
+        """Whether the file starts with ``text``. Raises ``OSError``."""
         return self._file.read(0, len(text)) == text
 
     def records(self) -> Iterator[FileRecord]:
-        """Every record, up to one that the file does not hold to its end.
+        """Yield every record, up to the first one that is incomplete.
 
         Raises ``DamagedRecord``, ``OSError``, and ``StorageFailed`` for records of another version.
         """
@@ -91,19 +91,19 @@ class RecordFile:
             yield record
 
     def read(self, offset: int) -> FileRecord:
-        """The record at ``offset``. Raises ``DamagedRecord``, ``OSError``."""
+        """Read the record at ``offset``. Raises ``DamagedRecord``, ``OSError``."""
         record = self._record(offset, self.size())
         if record is None:
-            raise DamagedRecord(offset, "it ends before its end")
+            raise DamagedRecord(offset, "the file ends within this record")
         return record
 
     def body(self, record: FileRecord) -> bytes:
-        """The body of a record. Raises ``DamagedRecord``, ``OSError``."""
+        """Read the body of a record. Raises ``DamagedRecord``, ``OSError``."""
         location = Location(SEGMENT, record.body_offset, record.body_length)
         data = self._file.read(location.offset - BODY_CHECKSUM_BYTES, BODY_CHECKSUM_BYTES + location.length)
         is_there = len(data) == BODY_CHECKSUM_BYTES + location.length
         if not is_there or not is_body(memoryview(data), BODY_CHECKSUM_BYTES, location):
-            raise DamagedRecord(record.offset, "the body is not what was written")
+            raise DamagedRecord(record.offset, "the body does not match its checksum")
         return data[BODY_CHECKSUM_BYTES:]
 
     def _record(self, offset: int, size: int) -> FileRecord | None:
@@ -118,9 +118,9 @@ class RecordFile:
             return None
         packed = packed_rows(header, data, self._file.read(offset + HEADER_BYTES, header.before_body))
         if packed is None:
-            raise DamagedRecord(offset, "the row of this record is not what was written")
+            raise DamagedRecord(offset, "the row of this record does not match its checksum")
         try:
             (row,) = _decode_json(packed) if header.encoding == JSON else _decode_msgpack(packed)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise DamagedRecord(offset, f"the row of this record is none of a recording: {error}") from None
+            raise DamagedRecord(offset, f"the row of this record does not belong in a recording: {error}") from None
         return FileRecord(row, offset, body_offset, header.body_length)

@@ -1,4 +1,4 @@
-"""Rows that only a recording in a file has: of its run, of an engine's call, and of its end."""
+"""Rows that occur only in a recording file: its run, calls of an engine, and its end."""
 
 from typing import Annotated, Any
 
@@ -8,60 +8,60 @@ from forebay.core.ids import InstanceId
 from forebay.core.records.rows import BatchRow, ColumnsRow, GroupRow
 
 Short = Annotated[str, msgspec.Meta(max_length=64)]
-"""What is noted in a run: no longer than Forebay makes it."""
+"""Text in a recorded run, limited to the length that Forebay writes."""
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RecordedRun(msgspec.Struct, tag="recorded_run", kw_only=True, frozen=True):
-    """What a run was started with, and how it stood when it was recorded. Without keys and credentials."""
+    """A run's start and its state when it was recorded. Without keys and credentials."""
 
     run_id: Short
     name: Short
     task_type: str
     origin: str
-    """``slime`` or ``native``: what its ``payload`` leaves out has other defaults."""
+    """``slime`` or ``native``; determines the defaults of fields missing from ``payload``."""
     state: str
     reason: str
     created_at_s: float
     """Wall-clock seconds since the Unix epoch."""
     payload: dict[str, Any]
-    """What it was started with, but for ``skip_instance_ids`` and what is secret."""
+    """Start payload without ``skip_instance_ids`` and secrets."""
     generator_sha256: Short
     generator_hooks: list[str]
-    """The hooks that its generator file implements."""
+    """Hooks implemented by its generator file."""
     generator_contract: str | None
-    """Which of slime's contracts the file declares."""
+    """The slime contract that the file declares."""
     input_sha256: Short
-    """Of its input file's bytes, in hex; "" where that is not known."""
+    """SHA-256 in hex of its input file; "" if unknown."""
     weight_version: int | None
-    """What its trainer last announced."""
+    """Version last announced by its trainer."""
     generator_files: dict[Annotated[str, msgspec.Meta(max_length=255)], Short] = {}
-    """SHA-256 by name of the files that ``generator_sha256`` covers; none where it is not known."""
+    """SHA-256 by name of the files that ``generator_sha256`` covers; empty if unknown."""
     num_groups_total: int | None = None
-    """How many groups the run planned; None when unknown."""
+    """Number of groups that the run planned; None if unknown."""
 
 
 class CallRow(msgspec.Struct, tag="call", kw_only=True, frozen=True):
-    """A call of an engine. Its body has the request's, then that of the reply."""
+    """A call of an engine. Its body is the request's body followed by the reply's."""
 
     seq: Size
-    """Place in the order in which calls were asked."""
+    """Position in the order in which calls were made."""
     began_s: float
-    """When it was asked: seconds since the Unix epoch."""
+    """Unix time in seconds at which it was made."""
     method: str
     path: str
     request_bytes: Size
-    """The length of the request's body."""
+    """Length of the request's body."""
     status: Annotated[int, msgspec.Meta(ge=200, le=599)]
     content_type: Annotated[str, msgspec.Meta(pattern=r"^[\t -~\u0080-\u00ff]*\Z")]
     parts: list[tuple[Size, Annotated[float, msgspec.Meta(ge=0)]]]
-    """The lengths of the reply's parts, and when each came: seconds since the request."""
+    """Lengths of the reply's parts, and their times in seconds since the request."""
     is_whole: bool
-    """False where the client left, or the engine died, before the reply's end."""
+    """False if the client left, or the engine died, before the reply's end."""
 
 
 class LeftOutGroup(msgspec.Struct, frozen=True):
-    """A group that a file has without its samples: one of their bodies could not be read when it was exported."""
+    """A group whose samples are not in the file, because one of their bodies could not be read at the export."""
 
     group_id: str
     instance_id: InstanceId
@@ -73,19 +73,19 @@ class LeftOutGroup(msgspec.Struct, frozen=True):
 
 
 class EndRow(msgspec.Struct, tag="end", kw_only=True):
-    """The last row of a recorded run: how the file came about, and how much it has."""
+    """The last row of a recorded run: how the file was made, and how much it contains."""
 
     by: str
     """``forebay`` and its version."""
     at_s: float
     """Wall-clock seconds since the Unix epoch."""
     steps: str = ""
-    """Only the groups of these steps; "" for all."""
+    """Steps whose groups are included; "" for all."""
     num_groups: int = 0
     num_samples: int = 0
     num_batches: int = 0
     num_bytes: int = 0
-    """Of all bodies, before they are compressed."""
+    """Total bytes of all bodies before compression."""
     left_out: list[LeftOutGroup] = []
     failure: str = ""
     """Why the rest of the run could not be exported."""
@@ -93,4 +93,4 @@ class EndRow(msgspec.Struct, tag="end", kw_only=True):
 
 
 FileRow = RecordedRun | ColumnsRow | GroupRow | BatchRow | EndRow | CallRow
-"""What the records of a file have."""
+"""Rows in the records of a file."""

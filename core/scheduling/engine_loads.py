@@ -1,4 +1,4 @@
-"""How many rollouts each engine of a run has, kept so that the least loaded one of ten thousand is found at once."""
+"""Counts each engine's rollouts so that the least loaded of ten thousand engines is found at once."""
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,26 +9,26 @@ MAX_ORDERS = 8
 
 
 class EngineLoads:
-    """What policies are told of engines. The job keeps it; a policy only reads.
+    """The engines and their load, for policies. The job updates it; a policy only reads.
 
-    ``num_places`` rollouts run at once. Engines have addresses without ``/v1``, as ``client.rollout.engine_url``.
-    ``addresses`` are those that the run was given: an engine may not answer yet, and a router stands for several.
+    ``num_places`` rollouts run at once. Engines have addresses without ``/v1``, as in ``client.rollout.engine_url``.
+    ``addresses`` are those given to the run: an engine may not answer yet, and a router stands for several.
     """
 
     def __init__(self, num_places: int, urls: Iterable[str] = (), addresses: Iterable[str] = ()) -> None:
         self.addresses = tuple(addresses)
         self.num_places = num_places
-        """Rollouts that may run at once, on all engines together."""
+        """Maximum number of rollouts at once on all engines together."""
         self.may_begin = True
-        """Whether a group may be begun: not while one waits for room in the buffer."""
+        """Whether a group may be started; false while one waits for room in the buffer."""
         self.is_buffer_full = False
-        """Whether one has waited so long for room that only groups which have begun can make some."""
+        """Whether a group has waited so long for room that only started groups can free some."""
         self.total = 0
-        """Rollouts that run now, those without an engine included."""
+        """Number of running rollouts, including those without an engine."""
         self.urls: tuple[str, ...] = ()
-        """Engines that answer."""
+        """Engines that respond."""
         self._given: Iterable[str] | None = None
-        """What ``urls`` were made of, if it cannot have changed since."""
+        """The argument from which ``urls`` was made, if it is immutable."""
         self._limits: dict[str, int] = {}
         self._known: frozenset[str] = frozenset()
         self._counts: dict[str, int] = {}
@@ -39,51 +39,51 @@ class EngineLoads:
 
     @property
     def has_place(self) -> bool:
-        """Whether fewer rollouts run than may at once."""
+        """Whether another rollout may run."""
         return self.total < self.num_places
 
     def places(self, url: str | None) -> int:
-        """The places of one engine: an equal share, unless each engine has a number of its own."""
+        """Number of slots of one engine: an equal share, unless engines have their own limits."""
         return self._limits.get(url or "", -(-self.num_places // max(1, len(self.urls))))
 
     def __contains__(self, url: object) -> bool:
-        """Whether this engine answers."""
+        """Whether this engine responds."""
         return url in self._known
 
     def is_full(self, url: str) -> bool:
-        """Whether an engine that has a number of places of its own has rollouts on all of them."""
+        """Whether an engine with its own limit has a rollout in every slot."""
         return url in self._limits and self.in_flight(url) >= self._limits[url]
 
     def in_flight(self, url: str | None) -> int:
-        """Rollouts that run on an engine now."""
+        """Number of rollouts running on an engine."""
         return 0 if url is None else self._counts.get(url, 0)
 
     def least(self, among: frozenset[str] | None = None) -> str | None:
-        """The engine with the fewest rollouts, of several the one not chosen for longest; None if none answers.
+        """The engine with the fewest rollouts; among equals, the least recently chosen. None if none responds.
 
-        Engines that have their own number of places, and rollouts on all of them, come last.
-        ``among`` names those to choose from; the same set should be given again and again.
+        Engines that have reached their own limit come last.
+        ``among`` restricts the choice; pass the same set repeatedly, because each set has its own heap.
         """
         order = self._orders.get(among)
         if order is None:
-            if len(self._orders) >= MAX_ORDERS:  # each is kept up to date, and engines come and go
+            if len(self._orders) >= MAX_ORDERS:  # each must be kept up to date, and engines change
                 del self._orders[next(iter(self._orders))]
             order = self._orders[among] = _LeastFirst(self._rank, among)
             order.fill(self.urls)
         return order.first(self._known)
 
-    # --- kept by the job
+    # --- called by the job
 
     def limit(self, limits: Mapping[str, int]) -> None:
-        """Each engine has so many places from now on, and the run as many as they have together."""
+        """Set the number of slots of each engine; the run has their sum."""
         self._limits = dict(limits)
         self.num_places = max(1, sum(limits.values()))
         for order in self._orders.values():
             order.fill(self.urls)
 
     def set_engines(self, urls: Iterable[str]) -> Sequence[str]:
-        """These engines answer now; returns those that do not any more."""
-        if urls is self._given:  # asked for every rollout, of ten thousand engines perhaps
+        """Set the engines that respond; returns those that no longer do."""
+        if urls is self._given:  # called for every rollout, possibly with ten thousand engines
             return ()
         self._given = urls if isinstance(urls, tuple) else None
         before, self.urls = self.urls, tuple(dict.fromkeys(urls))
@@ -95,15 +95,15 @@ class EngineLoads:
         return [url for url in before if url not in self._known]
 
     def enter(self) -> None:
-        """A rollout begins to run."""
+        """Count a rollout that starts."""
         self.total += 1
 
     def leave(self) -> None:
-        """It runs no more."""
+        """Count a rollout that ends."""
         self.total -= 1
 
     def move(self, source: str | None, target: str | None) -> None:
-        """A rollout goes from one engine to another; None for none."""
+        """Move a rollout from one engine to another; None means no engine."""
         if source is not None:
             self._count(source, -1)
         if target is not None:
@@ -121,7 +121,7 @@ class EngineLoads:
 
 
 class _LeastFirst:
-    """Engines by their load: a heap in which entries that are out of date are found when they come up."""
+    """Engines by load: a heap whose outdated entries are dropped when they reach the top."""
 
     def __init__(self, rank: Callable[[str], _Rank], among: frozenset[str] | None) -> None:
         self._rank, self._among = rank, among
@@ -136,7 +136,7 @@ class _LeastFirst:
     def note(self, url: str) -> None:
         if self._among is not None and url not in self._among:
             return
-        if len(self._heap) > 4 * len(self._urls) + 64:  # what is out of date below the top is never found
+        if len(self._heap) > 4 * len(self._urls) + 64:  # outdated entries below the top are never dropped
             self.fill(self._urls)
         else:
             heapq.heappush(self._heap, (self._rank(url), url))

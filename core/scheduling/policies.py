@@ -1,4 +1,4 @@
-"""Policies by their names: entry points in the group ``forebay.policies``, ours and those of others."""
+"""Finds policies by name: entry points in the group ``forebay.policies``, from Forebay and others."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ def check_policy(name: str) -> None:
 
 
 def make_policy(inputs: PolicyInputs) -> Policy:
-    """The policy that the settings name. Raises ``InvalidInput``, also where it cannot be loaded."""
+    """Make the policy that the settings name. Raises ``InvalidInput``, also if it cannot be loaded."""
     name = inputs.settings.policy
     found = _find(name)
     try:
@@ -33,13 +33,13 @@ def _find(name: str) -> "EntryPoint":
     if name not in known:
         raise InvalidInput(
             f"there is no policy {name!r:.100}",
-            hint=f"the known ones are {', '.join(sorted(known))}; others are entry points of {ENTRY_POINT_GROUP}",
+            hint=f"known policies: {', '.join(sorted(known))}; others are entry points of {ENTRY_POINT_GROUP}",
             field=FIELD,
         )
     return known[name]
 
 
 def _installed() -> "dict[str, EntryPoint]":
-    from importlib.metadata import entry_points  # a third of what a run process loads that uses no policy
+    from importlib.metadata import entry_points  # would be a third of the imports of a run process without a policy
 
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}

@@ -1,4 +1,4 @@
-"""What decides which rollout is started next, and on which engine: asked by the job for every free place."""
+"""The policy that decides which rollout starts next, and on which engine. The job asks it for every free slot."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from forebay.core.ids import InstanceId
 from forebay.core.scheduling.engine_loads import EngineLoads
 
-if TYPE_CHECKING:  # pydantic takes a moment to import
+if TYPE_CHECKING:  # pydantic is slow to import
     from forebay.core.scheduling.scheduler import Scheduler
 
 
 class RolloutKey(NamedTuple):
-    """One rollout: the id of its group, and its number there."""
+    """One rollout: the id of its group, and its number in the group."""
 
     group: str
     number: int
@@ -20,26 +20,26 @@ class RolloutKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WaitingGroup:
-    """A group whose rollouts may be started. Submitted again if those that were started are thrown away."""
+    """A group whose rollouts may be started. Submitted again if its started rollouts are discarded."""
 
     group: str
     instance_id: InstanceId
     epoch: int
     numbers: tuple[int, ...]
-    """Of the rollouts to start, spares included; their order is the default."""
+    """Numbers of the rollouts to start, spares included, in their default order."""
     num_needed: int
-    """Slots that they are to fill."""
+    """Slots that they must fill."""
     num_chars: int = 0
     """Length of the prompt, in characters."""
     taken: tuple[int, ...] = ()
-    """Slots that an earlier process, or an earlier step, has filled."""
+    """Slots already filled by an earlier process or step."""
     is_open: bool = False
-    """Whether it has begun before: its rollouts can be started at once."""
+    """Whether the group was started before, so that its rollouts can start at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextRollout:
-    """What to start now. ``engine`` None leaves the engine to the job; ``cap_tokens`` bounds what it may sample."""
+    """The rollout to start now. With ``engine`` None, the job chooses; ``cap_tokens`` limits sampled tokens."""
 
     rollout: RolloutKey
     engine: str | None = None
@@ -48,71 +48,71 @@ class NextRollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutEnd:
-    """How a rollout ended that was started: its sample is used, it failed, or nobody needed it any more."""
+    """How a started rollout ended: its sample is used, it failed, or it was no longer needed."""
 
     ending: Literal["finished", "failed", "aborted"]
     tokens: int
-    """That its last attempt sampled."""
+    """Tokens sampled by its last attempt."""
     seconds: float
-    """Since it began."""
+    """Seconds since it started."""
 
 
 class Policy(Protocol):
-    """Pure: knows no clock, and does no I/O. Whatever a job starts was chosen by its policy.
+    """A pure decision: no clock, no I/O. A job starts only rollouts that its policy has chosen.
 
-    A rollout that was chosen goes on until ``ended``, ``broken`` or ``lost`` is told of it. After the latter two it is
-    to be chosen again, unless its group is ``closed`` before.
+    A chosen rollout runs until ``ended``, ``broken`` or ``lost`` is called for it. After the latter two it must
+    be chosen again, unless its group is ``closed`` first.
     """
 
     @property
     def concurrency(self) -> float:
-        """Times the places of the run that it may fill; it is not asked beyond. 1 as a rule."""
+        """Factor on the run's slots up to which the policy is asked for rollouts. Usually 1."""
         ...
 
     def room(self) -> int:
-        """How many more groups it looks at now; the job submits up to so many, and asks again before each choice."""
+        """Number of further groups it accepts now; the job submits up to that many, and asks before each choice."""
         ...
 
     def submit(self, group: WaitingGroup) -> None:
-        """A group may be started. More than ``room`` are submitted where rollouts are begun afresh."""
+        """Accept a group that may be started. More than ``room`` are submitted if rollouts are restarted."""
         ...
 
     def next(self, loads: EngineLoads) -> NextRollout | None:
-        """What to start now; None if nothing that waits should be. Asked again after anything has changed.
+        """Choose what to start now; None to start nothing. Called again after anything has changed.
 
-        While ``loads.may_begin`` is false, only rollouts of groups that have begun may be chosen. If then also
-        ``loads.is_buffer_full``, no other group begins until some that have begun are whole, and were read.
+        While ``loads.may_begin`` is false, only rollouts of started groups may be chosen. If ``loads.is_buffer_full``
+        is also true, no other group starts until some started ones are complete and were read.
         """
         ...
 
     def ended(self, rollout: RolloutKey, end: RolloutEnd) -> None:
-        """A rollout has ended for good."""
+        """Note that a rollout has ended for good."""
         ...
 
     def broken(self, rollout: RolloutKey, tokens: int, seconds: float) -> None:
-        """A rollout has sampled as much as its cap allows."""
+        """Note that a rollout has reached its token cap."""
         ...
 
     def lost(self, rollout: RolloutKey) -> None:
-        """What ran a rollout is gone."""
+        """Note that the process running a rollout is gone."""
         ...
 
     def closed(self, group: str) -> None:
-        """Nothing of this group is to be started any more; of its rollouts that were started, no end may be told."""
+        """Start nothing more of this group; ``ended`` may not be called for its running rollouts."""
         ...
 
     def engine_lost(self, url: str) -> None:
-        """An engine does not answer. It is not among ``loads.urls`` until it does."""
+        """Note that an engine does not respond. It is not in ``loads.urls`` until it does."""
         ...
 
     def begin_step(self, number: int) -> None:
-        """The trainer has announced other weights, for the ``number``-th time."""
+        """Note that the trainer has announced new weights, for the ``number``-th time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PastRollout:
-    """What is known of a rollout that has ended, in this run or in an earlier one of the same input."""
+    """A rollout that has ended, in this run or in an earlier run with the same input."""
 
     instance_id: InstanceId
     epoch: int
@@ -125,16 +125,16 @@ class PastRollout:
 
 @dataclass(frozen=True, slots=True)
 class PolicyInputs:
-    """What a policy is made of."""
+    """The arguments for making a policy."""
 
     settings: "Scheduler"
     window: int
-    """Groups that it looks ahead, and times that it may pass over a group."""
+    """Number of groups to look ahead, and maximum number of times a group may be passed over."""
     group_size: int
     max_tokens: int
-    """That one call may sample."""
+    """Maximum tokens per call."""
     history: Sequence[PastRollout] = ()
 
 
 MakePolicy = Callable[[PolicyInputs], Policy]
-"""What an entry point in the group ``forebay.policies`` names. Raises ``InvalidInput`` for what it cannot work with."""
+"""Type of an entry point in the group ``forebay.policies``. Raises ``InvalidInput`` for unusable inputs."""

@@ -1,4 +1,4 @@
-"""The settings of a run's scheduler: which policy, and what that is told."""
+"""The settings of a run's scheduler: which policy, and its parameters."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -39,29 +39,29 @@ def _read_cap(value: Any) -> int | str:
 
 
 class Scheduler(BaseModel):
-    """What is started next, and on which engine. docs/scheduling.md lists the settings that each policy takes."""
+    """What starts next, and on which engine. docs/scheduling.md lists the settings of each policy."""
 
-    # A misspelt field would otherwise do nothing, and nobody would notice.
+    # A misspelt field would otherwise be ignored silently.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str = "pull"
     """The name of an entry point in the group ``forebay.policies``."""
     window: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Groups that the policy looks ahead; null for those of a step, or 64."""
+    """Number of groups that the policy looks ahead; null for those of a step, or 64."""
     affinity: float = Field(default=1.25, ge=1, le=1_000)
-    """Times the least load up to which the rollouts of a group stay on its engine."""
+    """Factor on the lowest load up to which a group's rollouts stay on its engine."""
     heavy: Annotated[list[str] | float, BeforeValidator(_read_heavy)] = 0.25
-    """Engines for long rollouts: their addresses, or a share of the engines, at least one."""
+    """Engines for long rollouts: their addresses, or a share of the engines (at least one)."""
     top: Share = 0.2
-    """Share of the groups, by their probes, that go on at the heavy engines."""
+    """Share of groups, ranked by their probes, that continue on the heavy engines."""
     by: Literal["tokens", "seconds"] = "tokens"
-    """What probes are ranked by."""
+    """How probes are ranked."""
     cap: Annotated[int | Literal["cut", "own", "none"], BeforeValidator(_read_cap)] = "cut"
-    """What a rollout off the heavy engines may sample: 1.5 times the probe at the cut, or its own probe; or tokens."""
+    """Token limit off the heavy engines: 1.5 times the probe at the cut, 1.5 times the group's own probe, or a number."""
     fast_concurrency: float = Field(default=2.0, ge=1, le=1_000)
-    """Times its places that an engine which is not heavy takes once the probes are there."""
+    """Factor on the slots of an engine that is not heavy, once the probes are there."""
     options: dict[str, Any] = {}
-    """For policies of others, which read it themselves."""
+    """Options for third-party policies, which read them themselves."""
 
 
 SETTINGS_OF: Mapping[str, tuple[str, ...]] = {
@@ -70,28 +70,28 @@ SETTINGS_OF: Mapping[str, tuple[str, ...]] = {
     "longest-first": ("window", "affinity"),
     "probe": ("window", "heavy", "top", "by", "cap", "fast_concurrency"),
 }
-"""What the policies that come with Forebay read; others may read all of it."""
+"""The settings that Forebay's own policies use; third-party policies may use all of them."""
 
 HINTS: Mapping[str, str] = {
     "window": "for example 128; null for the groups of a step, or 64",
-    "affinity": "1 keeps no group at its engine; 1.25 is the default",
-    "heavy": 'for example 0.25, or ["http://10.0.0.1:30000"], which remote_engine_url names as well',
+    "affinity": "1 never keeps a group on its engine; 1.25 is the default",
+    "heavy": 'for example 0.25, or ["http://10.0.0.1:30000"], which remote_engine_url must also name',
     "top": "0.2 is the fifth of the groups with the longest probes",
-    "by": "what an answer has: tokens, or seconds",
-    "cap": "cut is 1.5 times the probe at the cut, own 1.5 times a group's own probe, none no cap at all",
-    "fast_concurrency": "2 lets engines that are not heavy take twice their places once the probes are there",
-    "options": "an object, for policies of others",
+    "by": "the size of an answer: tokens or seconds",
+    "cap": "cut is 1.5 times the probe at the cut, own 1.5 times a group's own probe, none no cap",
+    "fast_concurrency": "with 2, engines that are not heavy take twice their slots once the probes are there",
+    "options": "an object, for third-party policies",
 }
 
 
 FIELD_HINTS = {
-    "scheduler": f'it looks like {{"policy": "longest-first"}}; besides there are {", ".join(HINTS)}',
+    "scheduler": f'for example {{"policy": "longest-first"}}; other fields: {", ".join(HINTS)}',
     **{f"scheduler.{name}": hint for name, hint in HINTS.items()},
 }
 
 
 def parse_scheduler(given: Mapping[str, Any]) -> Scheduler:
-    """Read it out of JSON values; numbers may be strings. Raises ``InvalidInput`` with the first wrong field."""
+    """Read the settings from JSON values; numbers may be strings. Raises ``InvalidInput`` for an invalid field."""
     try:
         return Scheduler.model_validate(given)
     except ValidationError as error:
@@ -99,7 +99,7 @@ def parse_scheduler(given: Mapping[str, Any]) -> Scheduler:
 
 
 def settings_in_use(scheduler: Scheduler | None, groups_per_step: int | None) -> dict[str, Any]:
-    """The policy of a run with what it reads, as people are shown it."""
+    """The policy of a run with the settings it uses, for display."""
     given = scheduler or Scheduler()
     every = given.model_dump(exclude={"policy"}) | {"window": given.window or groups_per_step or WINDOW}
     names = SETTINGS_OF.get(given.policy, tuple(every))

@@ -1,4 +1,4 @@
-"""Whether a run's scheduler can work: with the settings that it is given, and with the engines that the run has."""
+"""Checks whether a run's scheduler can work with its settings and with the run's engines."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from forebay.core.scheduling.policies import check_policy
 from forebay.core.scheduling.scheduler import SETTINGS_OF, Scheduler
 
 TWO_KINDS = frozenset({"probe"})
-"""Policies that have long answers on some engines, and the others elsewhere."""
+"""Policies that use some engines for long answers and the others for the rest."""
 
 
 def check_scheduler(scheduler: Scheduler, named: Sequence[str]) -> None:
-    """What can be said from the settings and the addresses in ``remote_engine_url``. Raises ``InvalidInput``.
+    """Check the settings and the addresses in ``remote_engine_url``. Raises ``InvalidInput``.
 
-    Behind a single address may be a router with many engines: that is for ``check_engines``.
+    A single address may be a router with many engines, which ``check_engines`` checks.
     """
     check_policy(scheduler.policy)
     _check_unread(scheduler)
@@ -23,13 +23,13 @@ def check_scheduler(scheduler: Scheduler, named: Sequence[str]) -> None:
 
 
 def check_engines(scheduler: Scheduler, named: Sequence[str], found: Sequence[str]) -> None:
-    """``found`` are the engines behind the ``named`` addresses. Raises ``InvalidInput``."""
+    """Check ``found``, the engines behind the ``named`` addresses. Raises ``InvalidInput``."""
     roots = [engine_root(url) for url in named]
     if scheduler.policy not in TWO_KINDS or len(roots) != 1:
         return
     if list(found) == roots:
         raise InvalidInput(
-            f"the policy {scheduler.policy!r} needs at least two engines, and this run has one",
+            f"the policy {scheduler.policy!r} needs at least two engines, but this run has one",
             hint="name several in remote_engine_url, or a router whose workers can be reached",
             field="scheduler.policy",
         )
@@ -41,27 +41,27 @@ def _check_heavy(scheduler: Scheduler, urls: Sequence[str]) -> None:
     unknown = [url for url in heavy if url not in urls] if isinstance(heavy, list) else []
     if unknown:
         raise InvalidInput(
-            f"the run has no engine {unknown[0]!r:.200}, which scheduler.heavy names",
+            f"scheduler.heavy names {unknown[0]!r:.200}, which is not an engine of the run",
             hint=f"its engines are {', '.join(urls)}"[:500],
             field="scheduler.heavy",
         )
     if isinstance(heavy, list) and set(heavy) >= set(urls):
         raise InvalidInput(
-            "scheduler.heavy names every engine of the run, and none is left for short answers",
+            "scheduler.heavy names every engine of the run, so none is left for short answers",
             hint="leave at least one out, or give a share like 0.25",
             field="scheduler.heavy",
         )
 
 
 def _check_unread(scheduler: Scheduler) -> None:
-    # A setting that does nothing would be missed by nobody but whoever gave it.
+    # A setting without effect would otherwise go unnoticed.
     read = SETTINGS_OF.get(scheduler.policy)
     given = scheduler.model_fields_set - {"policy"}
     unread = sorted(given - set(read)) if read is not None else []
     if unread:
         others = [name for name, settings in SETTINGS_OF.items() if unread[0] in settings]
         raise InvalidInput(
-            f"the policy {scheduler.policy!r} does not read {unread[0]}",
-            hint=f"it reads {', '.join(read or ())}; {unread[0]} is for {', '.join(others) or 'policies of others'}",
+            f"the policy {scheduler.policy!r} does not use {unread[0]}",
+            hint=f"it uses {', '.join(read or ())}; {unread[0]} is for {', '.join(others) or 'policies of others'}",
             field=f"scheduler.{unread[0]}",
         )
