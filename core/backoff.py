@@ -1,4 +1,4 @@
-"""Pauses between tries."""
+"""Pauses between retries."""
 
 import asyncio
 import random
@@ -7,7 +7,7 @@ import random
 class Backoff:
     """Pauses that double from ``first_s`` to ``max_s``.
 
-    Each is shortened by chance unless ``is_exact``: many clients of one server must not come all at once.
+    Each is shortened at random unless ``is_exact``, so that many clients of one server do not retry all at once.
     """
 
     def __init__(self, first_s: float = 0.1, max_s: float = 10.0, *, is_exact: bool = False) -> None:
@@ -16,17 +16,17 @@ class Backoff:
         self._is_exact = is_exact
 
     def next_s(self, asked_s: float | None = None) -> float:
-        """Seconds of the next pause; not less than the ``asked_s`` that the other side asked for."""
+        """Seconds of the next pause; at least ``asked_s`` if the other side asked for that."""
         pause_s, self._next_s = self._next_s, min(self._next_s * 2, self._max_s)
-        # Never earlier than asked: until then the other side is busy. The chance spreads all whom it named this time.
+        # Never earlier than asked: the other side is busy until then. Randomness spreads clients with the same wait.
         if asked_s is not None:
             return max(asked_s, self._first_s) * random.uniform(1.0, 1.1)
         return pause_s if self._is_exact else pause_s * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Begin again with ``first_s``: a try has succeeded."""
+        """Start again with ``first_s``, after a successful attempt."""
         self._next_s = self._first_s
 
     async def wait(self, asked_s: float | None = None) -> None:
-        """Wait the next pause, or the ``asked_s`` seconds that the other side asked for."""
+        """Wait for the next pause, or for the ``asked_s`` seconds that the other side asked for."""
         await asyncio.sleep(self.next_s(asked_s))

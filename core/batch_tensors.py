@@ -1,4 +1,4 @@
-"""The rows of a batch as tensors: each row's arrays brought to one length, and all rows one after the other."""
+"""The rows of a batch as tensors: each row's arrays padded to its tokens' length, and all rows concatenated."""
 
 import math
 from array import array
@@ -29,7 +29,7 @@ P = TypeVar("P")
 UNKNOWN = -1
 _NAN = array("f", [math.nan]).tobytes()
 _CODES = {"I64": "q", "F64": "d"}
-"""As the module ``array`` names the types."""
+"""Type codes of the module ``array``."""
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -49,7 +49,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 class TokenRow(msgspec.Struct, Generic[P], frozen=True, gc=False):
-    """One row. Logprobs and loss mask, in pieces, are as long as its tokens. ``P`` stands for a piece of an array."""
+    """One row. Logprobs and loss mask, in pieces, are as long as its tokens. ``P`` is the type of an array's piece."""
 
     num_tokens: int
     tokens: P
@@ -74,7 +74,7 @@ class TensorColumn(NamedTuple, Generic[P]):
 
 
 class Stretch(msgspec.Struct, Generic[P], frozen=True, gc=False):
-    """An array, and how many items it has."""
+    """An array and its number of items."""
 
     num_items: int
     piece: P
@@ -88,7 +88,7 @@ class _Arrays(NamedTuple):
 
 
 class Numbers(msgspec.Struct, frozen=True, gc=False):
-    """What the JSON of a row says that becomes a tensor: its values as they are, whatever they are."""
+    """Values in a row's JSON that become tensors, unchanged and of any type."""
 
     reward: Any
     raw_reward: Any
@@ -97,18 +97,18 @@ class Numbers(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_numbers(rest: bytes) -> Numbers:
-    """The numbers in a row's JSON."""
+    """Read the numbers in a row's JSON."""
     head = _decode_head(rest)
     oldest = oldest_version(value_of(head.weight_version), value_of(head.weight_versions))
     return Numbers(value_of(head.reward), value_of(head.raw_reward), value_of(head.response_length), oldest)
 
 
 def token_row(row: Sequence[Piece]) -> TokenRow[Piece]:
-    """A row of a batch, given as the pieces of a body, binary or JSON.
+    """Make a row of a batch from the pieces of a binary or JSON body.
 
-    ``logprobs`` and ``loss_mask`` of the response alone get zeros in front. Without logprobs they are NaN, so that
-    whoever uses them notices; without a loss mask it is 1 for the response, for every token if ``response_length``
-    does not say which are the response. A JSON row whose lists are no such arrays keeps them, and has no tokens.
+    ``logprobs`` and ``loss_mask`` of the response alone are padded with zeros in front. Missing logprobs become NaN, so
+    that using them is noticed. A missing loss mask becomes 1 for the response, or for every token if
+    ``response_length`` does not say which are the response. A JSON row with invalid lists keeps them, and has no tokens.
     """
     arrays = _binary_arrays(row) if is_binary(row[0]) else _json_arrays(b"".join(row))
     logprobs, loss_mask = arrays.logprobs, arrays.loss_mask
@@ -127,9 +127,9 @@ def make_row(
     rest: bytes,
     numbers: Numbers | None = None,
 ) -> TokenRow[P]:
-    """The row of these arrays and of ``rest``, its JSON without them: see ``token_row``.
+    """Make a row from these arrays and ``rest``, its JSON without them, as described in ``token_row``.
 
-    ``numbers`` are what ``read_numbers`` would find in ``rest``.
+    ``numbers`` is the result of ``read_numbers`` for ``rest``.
     """
     numbers = numbers or read_numbers(rest)
     num_tokens, oldest = tokens.num_items, numbers.oldest_version
@@ -141,7 +141,7 @@ def make_row(
     return TokenRow(
         num_tokens,
         tokens.piece,
-        # NaN and not 0, which would be a probability of 1: whoever uses what is not there notices.
+        # NaN and not 0, which would be a probability of 1: using missing values is then noticed.
         [_NAN * num_tokens] if logprobs is None else _padded(logprobs.piece, 4 * (num_tokens - logprobs.num_items)),
         mask,
         logprobs is not None,
@@ -159,14 +159,14 @@ def _ones(num_tokens: int, response: int | None) -> Sequence[bytes]:
 
 
 def _padded(piece: P, num_missing_bytes: int) -> Sequence[P | bytes]:
-    # Two pieces, not one sum: the stored bytes are sent from where they lie.
+    # Two pieces, not one sum, because stored bytes are sent from where they are.
     return [bytes(num_missing_bytes), piece] if num_missing_bytes else [piece]
 
 
 def _number(value: Any) -> float:
     if type(value) is float:
         return value
-    # A user's hook may have left a string as reward, which is no number to train on; true and false are 1 and 0.
+    # A user's hook may have left a string as reward, which is not a number; true and false become 1 and 0.
     try:
         return float(value) if isinstance(value, int) else math.nan
     except OverflowError:
@@ -175,24 +175,24 @@ def _number(value: Any) -> float:
 
 def _binary_arrays(row: Sequence[bytes | memoryview]) -> _Arrays:
     sample = unpack(row[0])
-    # The JSON was cut where a new reward went in; the arrays are all in the first piece.
+    # The JSON is split where a new reward was inserted; all arrays are in the first piece.
     return _Arrays(sample.tokens, sample.logprobs, sample.loss_mask, b"".join((sample.json, *row[1:])))
 
 
 def _json_arrays(text: bytes) -> _Arrays:
-    # Most JSON rows have no tokens: a search of the bytes spares decoding them.
+    # Most JSON rows have no tokens, and searching the bytes avoids decoding them.
     return (b'"tokens"' in text and _lists(text)) or _Arrays(b"", None, None, text)
 
 
 def _lists(text: bytes) -> _Arrays | None:
-    """The lists of a JSON row as arrays; None if they are not what arrays must be."""
+    """Convert the lists of a JSON row to arrays; None if they are invalid as arrays."""
     try:
         fields = _decode_fields(text)
     except msgspec.DecodeError:  # a key with half a surrogate pair
         return None
     given = {name: raw for name in ARRAYS if (raw := fields.get(name)) is not None and bytes(raw) != b"null"}
     arrays = {name: _list_bytes(raw, name) for name, raw in given.items()}
-    # The three belong together: where one cannot be an array, all stay lists.
+    # All three or none: if one cannot be an array, all stay lists.
     if (tokens := arrays.get("tokens")) is None or None in arrays.values():
         return None
     num_tokens, logprobs, loss_mask = len(tokens) // 4, arrays.get("logprobs"), arrays.get("loss_mask")
@@ -211,16 +211,16 @@ def _list_bytes(raw: msgspec.Raw, name: str) -> bytes | None:
 
 
 def columns(rows: Sequence[TokenRow[P]], group_sizes: Iterable[int], rest: Sequence[bytes]) -> list[TensorColumn[P]]:
-    """The tensors of a batch, those with larger items first.
+    """Make the tensors of a batch, those with larger items first.
 
-    ``offsets`` [num_rows + 1] is where each row's tokens begin in ``tokens``, ``logprobs`` and ``loss_mask``;
+    ``offsets`` [num_rows + 1] has the start of each row's tokens in ``tokens``, ``logprobs`` and ``loss_mask``;
     ``group_index``, ``weight_version``, ``response_length``, ``rewards``, ``raw_rewards`` and ``has_logprobs`` are
     [num_rows]; ``rest`` is JSON.
     """
     num_rows, offsets = len(rows), [*accumulate(map(attrgetter("num_tokens"), rows), initial=0)]
     group_index = chain.from_iterable([number] * size for number, size in enumerate(group_sizes))
     return [
-        # Larger items first, so that each tensor begins at a multiple of its item.
+        # Larger items first, so that each tensor begins at a multiple of its item size.
         TensorColumn("offsets", "I64", num_rows + 1, [array("q", offsets).tobytes()]),
         TensorColumn("group_index", "I64", num_rows, [array("q", group_index).tobytes()]),
         _numbers("weight_version", "I64", "weight_version", rows),

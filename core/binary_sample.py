@@ -1,4 +1,4 @@
-"""The binary form of a sample: its token arrays as raw numbers, then a JSON object of everything else.
+"""The binary form of a sample: its token arrays as raw numbers, then a JSON object with everything else.
 
     magic, number of tokens, of logprobs, of loss mask values   4 bytes each, little-endian; ``ABSENT`` for no array
     tokens                                                      int32, little-endian
@@ -6,8 +6,8 @@
     loss mask                                                   uint8
     a JSON object without these three, to the end               UTF-8, begins with "{"
 
-The JSON stands last and its length is nowhere written down, so that a reward is set into a binary sample as into any
-other body: by replacing the bytes of its number.
+The JSON is last and has no length field, so the reward of a binary sample is replaced like that of any other
+body: by replacing the bytes of its number.
 """
 
 import struct
@@ -23,18 +23,18 @@ BytesLike = bytes | bytearray | memoryview
 Body = TypeVar("Body", bytes, memoryview)
 
 SAMPLES_TYPE = "application/vnd.forebay.samples"
-"""Content type of a request with binary samples: each with its length in front, as 4 bytes, little-endian."""
+"""Content type of a request with binary samples, each preceded by its length as 4 bytes, little-endian."""
 MAGIC = b"\xf8FBS"
-"""Begins with a byte that never occurs in UTF-8, thus in no JSON body."""
+"""Begins with a byte that never occurs in UTF-8, and thus not in a JSON body."""
 ABSENT = 0xFFFF_FFFF
 ARRAYS = ("tokens", "logprobs", "loss_mask")
-"""The fields of a sample that may be arrays, in the order in which they are stored."""
+"""Fields of a sample that may be arrays, in the order in which they are stored."""
 ITEM_SIZES = {"tokens": 4, "logprobs": 4, "loss_mask": 1}
 TYPE_CODES = {"tokens": "i", "logprobs": "f", "loss_mask": "B"}
-"""As the module ``array`` names the types."""
+"""Type codes of the module ``array``."""
 
 Field = msgspec.Raw | msgspec.UnsetType
-"""A field of a JSON object that is not decoded yet."""
+"""An undecoded field of a JSON object."""
 
 _HEAD = struct.Struct("<4sIII")
 HEAD_BYTES = _HEAD.size
@@ -43,7 +43,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Unpacked(NamedTuple):
-    """A binary sample in its pieces. The arrays are their bytes, None where there is none."""
+    """The parts of a binary sample. Arrays are given as bytes, None if absent."""
 
     tokens: memoryview
     logprobs: memoryview | None
@@ -52,7 +52,7 @@ class Unpacked(NamedTuple):
 
 
 class FieldOffsets(msgspec.Struct, frozen=True, gc=False):
-    """Where the pieces of a binary sample begin. Its tokens do at ``HEAD_BYTES``."""
+    """Offsets of a binary sample's parts. The tokens begin at ``HEAD_BYTES``."""
 
     num_tokens: int
     logprobs: int
@@ -63,7 +63,7 @@ class FieldOffsets(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Named(msgspec.Struct):
-    """What the JSON of a binary sample says about arrays."""
+    """The array-related fields in the JSON of a binary sample."""
 
     tokens: Field = msgspec.UNSET
     logprobs: Field = msgspec.UNSET
@@ -75,7 +75,7 @@ _decode_named = msgspec.json.Decoder(_Named).decode
 
 
 def is_samples(content_type: bytes) -> bool:
-    """Whether a Content-Type header announces binary samples."""
+    """Whether a Content-Type header means binary samples."""
     return content_type.partition(b";")[0].strip().lower() == SAMPLES_TYPE.encode()
 
 
@@ -85,12 +85,12 @@ def is_binary(body: BytesLike) -> bool:
 
 
 def head_of(body: BytesLike) -> bytes:
-    """The head of a binary sample, from which ``read_offsets`` reads; b"" for a JSON body."""
+    """The head of a binary sample, for ``read_offsets``; b"" for a JSON body."""
     return bytes(body[:HEAD_BYTES]) if is_binary(body) else b""
 
 
 def pack(json: bytes, tokens: bytes, logprobs: bytes | None = None, loss_mask: bytes | None = None) -> bytes:
-    """The binary sample of these arrays, given as their bytes, and of the JSON object ``json``."""
+    """Make a binary sample from these arrays, given as bytes, and the JSON object ``json``."""
     arrays = (tokens, logprobs, loss_mask)
     sizes = ITEM_SIZES.values()
     counts = (ABSENT if data is None else len(data) // size for data, size in zip(arrays, sizes, strict=True))
@@ -98,9 +98,9 @@ def pack(json: bytes, tokens: bytes, logprobs: bytes | None = None, loss_mask: b
 
 
 def unpack(body: BytesLike) -> Unpacked:
-    """The pieces of a binary sample, as views of it. Raises ``InvalidInput`` if it is too short."""
+    """Split a binary sample into views of its parts. Raises ``InvalidInput`` if it is too short."""
     offsets = read_offsets(body)
-    # The arrays lie one behind the other: where the JSON begins within the body, all of them end in it.
+    # The arrays are contiguous, so all of them are within the body if the start of the JSON is.
     if offsets.json > len(body):
         raise InvalidInput(f"a binary sample of {len(body)} bytes has arrays up to byte {offsets.json}", field="body")
     view = memoryview(body)
@@ -113,13 +113,13 @@ def unpack(body: BytesLike) -> Unpacked:
 
 
 def read_offsets(head: BytesLike) -> FieldOffsets:
-    """Where the pieces of a binary sample lie, by its first ``HEAD_BYTES``. Raises ``InvalidInput``."""
+    """Read the offsets of a binary sample's parts from its first ``HEAD_BYTES``. Raises ``InvalidInput``."""
     try:
         _, num_tokens, num_logprobs, num_masked = _HEAD.unpack_from(head)
     except struct.error:
-        raise InvalidInput("the head of a binary sample is cut off", field="body") from None
+        raise InvalidInput("the head of a binary sample is incomplete", field="body") from None
     if num_tokens == ABSENT:
-        raise InvalidInput("a binary sample has tokens", field="tokens", hint="send others as JSON")
+        raise InvalidInput("a binary sample must have tokens", field="tokens", hint="send other samples as JSON")
     logprobs = HEAD_BYTES + 4 * num_tokens
     loss_mask = logprobs + (0 if num_logprobs == ABSENT else 4 * num_logprobs)
     json = loss_mask + (0 if num_masked == ABSENT else num_masked)
@@ -127,9 +127,9 @@ def read_offsets(head: BytesLike) -> FieldOffsets:
 
 
 def check_arrays(sample: Unpacked) -> None:
-    """Raise ``InvalidInput`` unless the arrays are as long as they must be, and none is in the JSON.
+    """Raise ``InvalidInput`` unless the arrays have valid lengths, and none is also in the JSON.
 
-    ``logprobs`` and ``loss_mask`` are as long as ``tokens``, or as long as the integer ``response_length``: then they
+    ``logprobs`` and ``loss_mask`` have the length of ``tokens``, or that of the integer ``response_length``, and then
     belong to the last tokens.
     """
     named = _decode_named(sample.json)
@@ -137,18 +137,18 @@ def check_arrays(sample: Unpacked) -> None:
     allowed = {num_tokens, response_length(value_of(named.response_length), num_tokens)}
     for name, data in zip(ARRAYS, sample[:3], strict=True):
         if isinstance(raw := getattr(named, name), msgspec.Raw) and bytes(raw) != b"null":
-            raise InvalidInput(f"{name}: is in the JSON of a binary sample", field=name, hint="send it as an array")
-        # The response alone may have them: the prompt's tokens were not sampled, and nothing of them is trained.
+            raise InvalidInput(f"{name}: must not be in a binary sample's JSON", field=name, hint="send it as an array")
+        # Arrays may cover only the response: the prompt's tokens were not sampled and are not trained on.
         if data is not None and (count := len(data) // ITEM_SIZES[name]) not in allowed:
             raise InvalidInput(
                 f"{name}: {count} values for {num_tokens} tokens",
                 field=name,
-                hint="as many as tokens, or as response_length says",
+                hint="send as many as tokens, or as response_length says",
             )
 
 
 def value_of(raw: Field | None) -> Any:
-    """The value of a field; None also for one that cannot be decoded, as half a surrogate pair in a string."""
+    """Decode a field; None also if it cannot be decoded, for example a string with half a surrogate pair."""
     try:
         return msgspec.json.decode(raw) if isinstance(raw, msgspec.Raw) else None
     except (msgspec.DecodeError, RecursionError):
@@ -156,24 +156,24 @@ def value_of(raw: Field | None) -> Any:
 
 
 def response_length(value: object, num_tokens: int) -> int | None:
-    """How many of the last tokens are the response, if ``value`` is an integer that they suffice for; else None."""
+    """Number of last tokens that are the response, if ``value`` is an integer within their number; otherwise None."""
     return value if type(value) is int and 0 <= value <= num_tokens else None
 
 
 def as_json(body: Body) -> bytes | Body:
-    """``body`` as JSON: that of a binary sample has its arrays as lists, any other is returned as it is.
+    """Convert ``body`` to JSON: a binary sample's arrays become lists, other bodies are returned unchanged.
 
-    A logprob that is no finite number becomes null.
+    A logprob that is not finite becomes null.
     """
     if not is_binary(body):
         return body
     sample = unpack(body)
-    # msgspec writes null for NaN and the infinities, as JSON needs it.
+    # msgspec writes null for NaN and infinities, as JSON requires.
     pieces: list[bytes | memoryview] = [b"{"]
     for name, data in zip(ARRAYS, sample[:3], strict=True):
         if data is not None:
             pieces.append(b'"%s":%s,' % (name.encode(), _encode(_numbers(data, TYPE_CODES[name]))))
-    # Behind the last comma there is always a field: no sample is without a uid.
+    # A field always follows the last comma, because every sample has a uid.
     return b"".join((*pieces, sample.json[1:]))
 
 
@@ -184,38 +184,38 @@ def _numbers(data: memoryview, code: str) -> list[Any]:
 
 
 def json_start(body: BytesLike) -> int:
-    """Where the JSON of a binary sample begins."""
+    """Offset of the JSON in a binary sample."""
     return len(body) - len(unpack(body).json)
 
 
 def join_samples(samples: Iterable[bytes]) -> bytes:
-    """The body of a request with ``samples``, binary ones and JSON ones mixed as they come."""
+    """Make the body of a request with ``samples``, binary and JSON ones in any order."""
     return b"".join(piece for sample in samples for piece in (_LENGTH.pack(len(sample)), sample))
 
 
 def split_samples(body: bytes) -> list[bytes]:
-    """The samples of a request's body. Raises ``InvalidInput``."""
+    """Split a request's body into its samples. Raises ``InvalidInput``."""
     samples, at = [], 0
     while at < len(body):
         if at + _LENGTH.size > len(body):
-            raise InvalidInput("the last length in front of a sample is cut off", field="body")
+            raise InvalidInput("the length before the last sample is incomplete", field="body")
         start = at + _LENGTH.size
         at = start + _LENGTH.unpack_from(body, at)[0]
         samples.append(body[start:at])
     if at > len(body):
-        raise InvalidInput(f"the last sample is cut off: it ends at byte {at} of {len(body)}", field="body")
+        raise InvalidInput(f"the last sample is incomplete: it ends at byte {at} of {len(body)}", field="body")
     return samples
 
 
 def number_bytes(values: Iterable[Any], code: str) -> bytes | None:
-    """``values`` as an array of type ``code``, one of ``TYPE_CODES``; None if one does not fit into it."""
+    """Encode ``values`` as an array of type ``code``, one of ``TYPE_CODES``; None if a value does not fit."""
     if code == "f":
         return float_bytes(values)
     return mask_bytes(values) if code == TYPE_CODES["loss_mask"] else int_bytes(values, code)
 
 
 def int_bytes(values: Iterable[int], code: str) -> bytes | None:
-    """``values`` as an array of type ``code``; None if one is no integer of its range."""
+    """Encode ``values`` as an array of type ``code``; None if one is not an integer in its range."""
     try:
         return array(code, values).tobytes()
     except (TypeError, OverflowError):
@@ -223,7 +223,7 @@ def int_bytes(values: Iterable[int], code: str) -> bytes | None:
 
 
 def mask_bytes(values: Iterable[Any]) -> bytes | None:
-    """``values`` as uint8, whole floats among them too; None if one is neither that nor an integer of the range."""
+    """Encode ``values`` as uint8, accepting whole floats; None if one is not an integer in the range."""
     values = list(values)
     data = int_bytes(values, "B")
     return int_bytes(map(_as_int, values), "B") if data is None else data
@@ -234,9 +234,9 @@ def _as_int(value: Any) -> Any:
 
 
 def float_bytes(values: Iterable[Any]) -> bytes | None:
-    """``values`` as float32, None among them as NaN; None if one is neither that nor a number."""
+    """Encode ``values`` as float32, with NaN for None; None if one is not a number."""
     values = list(values)
-    # All at once first, which is done in C; one by one only if something does not fit.
+    # All at once first, in C; one by one only if a value does not fit.
     try:
         return array("f", values).tobytes()
     except (TypeError, OverflowError):

@@ -23,7 +23,7 @@ def python_argv(module: str, *arguments: str) -> list[str]:
 
 
 def is_own_program(pid: int) -> bool:
-    """Return whether a process was started with ``python_argv`` and a Forebay module. Linux only; raises ``OSError``."""
+    """Whether a process was started with ``python_argv`` and a Forebay module. Linux only; raises ``OSError``."""
     with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
         words = os.fsdecode(cmdline.read()).split("\0")
     return tuple(words[1:3]) == _MODULE_FLAGS and words[3].startswith("forebay.")

@@ -1,4 +1,4 @@
-"""Fields of a payload: flags, JSON's own or words, as slime's client sends everything; and what is wrong with one."""
+"""Fields of a payload: flags, which slime's client sends as text, and errors about invalid fields."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,25 +9,25 @@ WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def read_flag(name: str, value: object) -> bool:
-    """The flag ``value``; None is false. Raises ``InvalidInput`` that names the field."""
+    """Read a flag; None is false. Raises ``InvalidInput`` that names the field."""
     if value is None or isinstance(value, bool):
         return bool(value)
     if isinstance(value, str) and value.lower() in WORDS:
         return WORDS[value.lower()]
-    raise InvalidInput(f"{name} must be true or false, got {value!r:.100}", field=name)
+    raise InvalidInput(f"{name} must be true or false (got {value!r:.100})", field=name)
 
 
 def problem_text(problem: Mapping[str, Any]) -> str:
-    """What pydantic says is wrong with a field; of our own checks only what they say."""
+    """pydantic's message about a field, without the prefix that it adds to Forebay's own checks."""
     return str(problem["msg"]).removeprefix("Value error, ")
 
 
 def wrong_field(
     problem: Mapping[str, Any], hints: Mapping[str, str] | None = None, *, outer: tuple[str, ...] = ()
 ) -> InvalidInput:
-    """What pydantic says is wrong with a field, below ``outer``, as an error that says what to do.
+    """Convert pydantic's error about a field, below ``outer``, to an ``InvalidInput`` with a hint.
 
-    ``hints`` are by the names of fields, as ``scheduler`` or ``scheduler.window``.
+    ``hints`` are by field name, such as ``scheduler`` or ``scheduler.window``.
     """
     parts = [*outer, *map(str, problem["loc"])]
     name, hints = ".".join(parts) or "payload", hints or {}

@@ -1,8 +1,7 @@
 """Private, durable and regular files.
 
-Private: only the owner can read samples, logs and code copies, whatever the umask. Durable: a file is on disk
-completely or not at all, whatever happens to process or machine. ``regular_opener``: opens only regular files, for
-files that a run's own code may have replaced.
+Private: only the owner can access samples, logs and code copies, whatever the umask. Durable: a file is on disk
+completely or not at all. ``regular_opener`` opens only regular files, since a run's own code may replace some.
 """
 
 import os

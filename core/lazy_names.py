@@ -1,4 +1,4 @@
-"""Names of a package whose modules load only when they are asked for: few of those that import it need them all."""
+"""Loads modules of a package only when their names are used, because few importers need them all."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of ``package`` (PEP 562). ``modules`` has, for each name, the module that defines it.
+    """Make the ``__getattr__`` of ``package`` (PEP 562). ``modules`` maps each name to the module that defines it.
 
-    For a type checker they are imported as well, under ``TYPE_CHECKING``.
+    The package must also import the names under ``TYPE_CHECKING``, for type checkers.
     """
 
     def look_up(name: str) -> Any:

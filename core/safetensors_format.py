@@ -1,6 +1,6 @@
 """The safetensors format: https://github.com/huggingface/safetensors#format
 
-The length of the header as 8 bytes, the header in JSON, the tensors' bytes one after the other; all little-endian. A
+The header's length as 8 bytes, the header in JSON, then the bytes of all tensors; everything is little-endian. A
 batch on the wire has one-dimensional tensors of a few types.
 """
 
@@ -16,14 +16,14 @@ TENSORS_TYPE = "application/vnd.safetensors"
 """Content type of a batch as tensors."""
 
 Dtype = Literal["I64", "F64", "I32", "F32", "U8"]
-"""The types of a batch on the wire."""
+"""Tensor types of a batch on the wire."""
 ITEM_BYTES: dict[Dtype, int] = {"I64": 8, "F64": 8, "I32": 4, "F32": 4, "U8": 1}
 
 _LENGTH = struct.Struct("<Q")
 
 
 class TensorInfo(msgspec.Struct):
-    """One entry of the header. ``data_offsets`` are counted from the end of the header, in bytes."""
+    """One entry of the header. ``data_offsets`` are in bytes from the end of the header."""
 
     dtype: Dtype
     shape: tuple[int]
@@ -42,9 +42,9 @@ _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def blob_head(tensors: Sequence[tuple[str, Dtype, int]], metadata: Mapping[str, str]) -> bytes:
-    """What comes before the bytes of ``tensors``, given as name, type and number of items, in the same order.
+    """Make the bytes before ``tensors``, given in the same order as name, type and number of items.
 
-    Larger types must come first: each tensor then starts at a multiple of its item.
+    Larger types must come first, so that each tensor starts at a multiple of its item size.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0
@@ -53,42 +53,42 @@ def blob_head(tensors: Sequence[tuple[str, Dtype, int]], metadata: Mapping[str, 
         header[name] = TensorInfo(dtype, (count,), (at, end))
         at = end
     encoded = _encode(header)
-    # The format lets spaces follow the header, so that the tensors begin at a multiple of the largest item.
+    # The format allows spaces after the header, so that the tensors begin at a multiple of the largest item size.
     encoded += b" " * (-len(encoded) % 8)
     return _LENGTH.pack(len(encoded)) + encoded
 
 
 def read_blob(blob: bytes | bytearray | memoryview) -> dict[str, View]:
-    """The tensors of a batch, as views of ``blob``. Raises ``InvalidInput`` if it is none."""
+    """Read the tensors of a batch, as views of ``blob``. Raises ``InvalidInput`` if it is not one."""
     view = memoryview(blob)
     try:
         start = _LENGTH.size + _LENGTH.unpack_from(view)[0]
         header = _decode(view[_LENGTH.size : start])
-        # The one entry that is no tensor.
+        # The only entry that is not a tensor.
         header.pop("__metadata__", None)
         infos = {name: msgspec.json.decode(raw, type=TensorInfo) for name, raw in header.items()}
     except (struct.error, msgspec.MsgspecError) as error:
-        raise InvalidInput(f"this is no batch of tensors: {error}", field="body") from None
+        raise InvalidInput(f"this is not a batch of tensors: {error}", field="body") from None
     return {name: _view(view[start:], name, info) for name, info in infos.items()}
 
 
 def _view(buffers: memoryview, name: str, info: TensorInfo) -> View:
     start, end = info.data_offsets
-    # Checked here: slicing a view beyond its end would quietly give a shorter tensor.
+    # Checked here, because slicing a view beyond its end silently gives a shorter tensor.
     is_whole = 0 <= start <= end <= len(buffers)
     if not is_whole or end - start != info.shape[0] * ITEM_BYTES[info.dtype]:
-        raise InvalidInput(f"the tensor {name} is cut off", field=name)
+        raise InvalidInput(f"the tensor {name} is incomplete", field=name)
     return View(info.dtype, buffers[start:end])
 
 
 def is_blob(content: bytes) -> bool:
-    """Whether a reply is a batch as tensors: the high bytes of its header's length are 0, which no JSON text has."""
+    """Whether a reply is a batch as tensors: the high bytes of its header's length are 0, unlike in JSON text."""
     return content[5:9] == b"\0\0\0{"
 
 
 def blob_json(content: bytes) -> bytes:
-    """What a JSON reply would have said, without the arrays of the rows. Raises ``InvalidInput``."""
+    """The rows of a batch as in a JSON reply, but without their arrays. Raises ``InvalidInput``."""
     views = read_blob(content)
     if "rest" not in views:
-        raise InvalidInput("these tensors are no batch", field="rest")
+        raise InvalidInput("these tensors are not a batch", field="rest")
     return bytes(views["rest"].data)

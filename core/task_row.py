@@ -1,4 +1,4 @@
-"""A row of tasks, read from a line of JSON: checked, and what is wrong with one that cannot be used."""
+"""Reads a task from a line of JSON, and reports what is wrong with an invalid one."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One instance: ``number`` is the 0-based line, ``fields`` is everything that the line holds."""
+    """One instance: ``number`` is the 0-based line, ``fields`` is everything in the line."""
 
     number: int
     instance_id: InstanceId
@@ -27,7 +27,7 @@ class TaskRow:
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits that change with what the line says, not with how it is written. Samples tell it."""
+        """16 hex digits that depend on the line's contents, not on its formatting. Samples include it."""
         try:
             canonical = msgspec.json.encode(self.fields, order="deterministic")
         except OverflowError:  # an integer of more than 64 bits
@@ -37,7 +37,7 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class RowProblem:
-    """What is wrong with an input file; ``line`` is 1-based, 0 when it is the file as a whole."""
+    """What is wrong with an input file; ``line`` is 1-based, 0 for the file as a whole."""
 
     path: Path
     line: int
@@ -48,7 +48,7 @@ class RowProblem:
         return f"{where}: {self.message}"
 
     def as_error(self) -> InputRefused:
-        """The same as an error that a start, or a run, ends with."""
+        """The problem as an error that ends a start or a run."""
         return InputRefused(
             str(self),
             hint='each line is a JSON object with "prompt": a string or a list of messages',
@@ -57,7 +57,7 @@ class RowProblem:
 
 
 class BadRow(ValueError):
-    """A line is no row; the text says why."""
+    """A line is not a valid row; the text says why."""
 
 
 def parse_row(line: bytes, number: int) -> TaskRow:
@@ -67,7 +67,7 @@ def parse_row(line: bytes, number: int) -> TaskRow:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRow(f"not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise BadRow(f"must be a JSON object, is {_kind(fields)}")
+        raise BadRow(f"must be a JSON object (got {_kind(fields)})")
     return TaskRow(number, _instance_id(fields.get("instance_id"), number), _prompt(fields), fields)
 
 
@@ -75,11 +75,11 @@ def _instance_id(value: object, number: int) -> InstanceId:
     if value is None:
         return number
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
-        raise BadRow(f"instance_id must be a string or a number, is {value!r:.100}")
+        raise BadRow(f"instance_id must be a string or a number (got {value!r:.100})")
     if isinstance(value, str) and not is_plain(value):
-        raise BadRow("instance_id holds a NUL byte or half a surrogate pair")
+        raise BadRow("instance_id contains a NUL byte or half a surrogate pair")
     if isinstance(value, str) and len(value) > MAX_ID_LENGTH:
-        raise BadRow(f"instance_id has {len(value)} characters, of at most {MAX_ID_LENGTH}")
+        raise BadRow(f"instance_id must have at most {MAX_ID_LENGTH} characters (got {len(value)})")
     return read_instance_id(value)
 
 
@@ -90,10 +90,10 @@ def _prompt(fields: dict[str, Any]) -> list[Message]:
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list) or not prompt:
-        raise BadRow(f'"prompt" must be a string or a list of messages, is {_kind(prompt)}')
+        raise BadRow(f'"prompt" must be a string or a list of messages (got {_kind(prompt)})')
     for message in prompt:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BadRow(f'each message of "prompt" must be an object with a "role", one is {message!r:.100}')
+            raise BadRow(f'each message of "prompt" must be an object with a "role" (got {message!r:.100})')
     return prompt
 
 

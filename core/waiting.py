@@ -1,4 +1,4 @@
-"""Waking those who wait for news, or for one result, within one event loop."""
+"""Waiting for a change, or for one result, within one event loop."""
 
 import asyncio
 import time
@@ -10,20 +10,20 @@ ResultT = TypeVar("ResultT")
 
 
 def finish(future: "asyncio.Future[ResultT]", result: ResultT, error: Exception | None) -> None:
-    """Give a future its result or, if there is one, the error; one that was cancelled is left alone."""
+    """Set a future's result, or its error if there is one; ignores a cancelled future."""
     if future.done():
         return
     if error is None:
         future.set_result(result)
     else:
         future.set_exception(error)
-        future.exception()  # whoever does not wait for it must not find it in the log as never retrieved
+        future.exception()  # prevents asyncio's warning about an exception that was never retrieved
 
 
 @asynccontextmanager
 async def timeout_when(event: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Timeout]:
-    """``asyncio.timeout`` that expires once ``event`` returns."""
-    # To cancel the task itself would look like the end of the process.
+    """``asyncio.timeout`` that expires when ``event`` returns."""
+    # Cancelling the task itself would look like the end of the process.
     async with asyncio.timeout(None) as limit:
 
         async def watch() -> None:
@@ -31,7 +31,7 @@ async def timeout_when(event: Coroutine[Any, Any, None]) -> AsyncIterator[asynci
             limit.reschedule(asyncio.get_running_loop().time())
 
         watching = asyncio.create_task(watch())
-        watching.add_done_callback(lambda _: event.close())  # a task that is cancelled at once never starts it
+        watching.add_done_callback(lambda _: event.close())  # a task cancelled at once never starts it
         try:
             yield limit
         finally:
@@ -39,12 +39,12 @@ async def timeout_when(event: Coroutine[Any, Any, None]) -> AsyncIterator[asynci
 
 
 class Signal:
-    """``notify`` wakes everybody who waits now; whoever waits later waits for the next time."""
+    """``notify`` wakes all current waiters; later waiters wait for the next call."""
 
     def __init__(self) -> None:
         self.count = 0
-        """Number of notifications so far: who compares it before waiting cannot miss one."""
-        # A dict for its order, which a set has not: who came first is woken first.
+        """Number of notifications so far. Comparing it before waiting ensures that none is missed."""
+        # A dict, because it keeps the order of arrival, in which waiters are woken.
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._is_closed = False
 
@@ -53,20 +53,20 @@ class Signal:
         return bool(self._waiters)
 
     def notify(self) -> None:
-        """Wake all waiters, in the order in which they came."""
+        """Wake all waiters, in order of arrival."""
         self.count += 1
         for waiter in self._waiters:
-            # One whose time ran out in this round of the event loop is done, and has not yet taken itself out.
+            # A waiter that timed out in this turn of the event loop is done, but not removed yet.
             if not waiter.done():
                 waiter.set_result(None)
 
     def close(self) -> None:
-        """Wake all waiters, and let nobody wait any more."""
+        """Wake all waiters, and let later ones return at once."""
         self._is_closed = True
         self.notify()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the next ``notify``, at most ``timeout_s`` seconds if they are given; whether it came."""
+        """Wait for the next ``notify``, at most ``timeout_s`` seconds if given; return whether it happened."""
         if self._is_closed:
             return False
         waiter = asyncio.get_running_loop().create_future()
@@ -83,16 +83,16 @@ class Signal:
 
 
 class Deadline:
-    """Seconds that are used up from now on, by one wait or by several together."""
+    """A time limit that starts now, shared by one or several waits."""
 
     def __init__(self, wait_s: float) -> None:
         self._until_s = time.monotonic() + wait_s
 
     @property
     def left_s(self) -> float:
-        """Never less than 0."""
+        """Seconds left, at least 0."""
         return max(0.0, self._until_s - time.monotonic())
 
     async def wait(self, signal: Signal) -> bool:
-        """Wait for ``signal``; False once the time is used up."""
+        """Wait for ``signal``; False once the time is up."""
         return self.left_s > 0 and await signal.wait(self.left_s)

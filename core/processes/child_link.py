@@ -145,7 +145,7 @@ class ChildLink(Generic[Out]):
             self._process.send_signal(number)
 
     async def end(self, grace_s: float) -> int:
-        """Wait ``grace_s`` for a child that was told to end, then kill it. Returns the exit code, or minus the signal."""
+        """Wait ``grace_s`` for a child that was told to end, then kill it; the exit code, or minus the signal."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.ended(), grace_s)
         return await self.kill()

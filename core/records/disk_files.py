@@ -56,7 +56,7 @@ class ReadFile(Protocol):
         ...
 
     def send_to(self, socket_fd: int, offset: int, length: int) -> int:
-        """Send up to ``length`` bytes from ``offset`` to a socket; returns the number sent, 0 at the end of the file."""
+        """Send up to ``length`` bytes from ``offset`` to a socket; the number sent, 0 at the end of the file."""
         ...
 
     def close(self) -> None:

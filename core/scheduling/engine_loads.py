@@ -22,7 +22,7 @@ class EngineLoads:
         self.may_begin = True
         """Whether a group may be started; false while one waits for room in the buffer."""
         self.is_buffer_full = False
-        """Whether a group has waited so long for room that only started groups can free some."""
+        """Set after a long wait for room: only groups that have started can free some."""
         self.total = 0
         """Number of running rollouts, including those without an engine."""
         self.urls: tuple[str, ...] = ()

@@ -57,7 +57,7 @@ class Scheduler(BaseModel):
     by: Literal["tokens", "seconds"] = "tokens"
     """How probes are ranked."""
     cap: Annotated[int | Literal["cut", "own", "none"], BeforeValidator(_read_cap)] = "cut"
-    """Token limit off the heavy engines: 1.5 times the probe at the cut, 1.5 times the group's own probe, or a number."""
+    """Token limit off the heavy engines: 1.5 times the probe at the cut, or the group's own probe; or a number."""
     fast_concurrency: float = Field(default=2.0, ge=1, le=1_000)
     """Factor on the slots of an engine that is not heavy, once the probes are there."""
     options: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""What a run is started with.
+"""A run's start.
 
-``run_start`` is its payload and its lists of ids, stored apart from what changes with each report; ``input_file`` opens
-the files that a payload names, in the server and in run processes alike; and ``payload_text`` finds texts that
-nothing takes.
+``run_start`` has its payload and lists of ids, stored separately from what changes with each report. ``input_file``
+opens the files that a payload names, both in the server and in run processes. ``payload_text`` rejects texts that
+files and databases cannot hold.
 """

@@ -1,6 +1,6 @@
-"""Opening the files that a start names: regular ones, within the folders to read from, without waiting for anybody.
+"""Opens the files that a start names: only regular files within the allowed folders, without blocking.
 
-Server and run processes both open them here: what was checked may have become another file by the time it is read.
+Both the server and run processes use this, because a checked file may be replaced before it is read.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ from typing import BinaryIO, Self
 from forebay.core.files import check_regular
 
 MAX_LINE_BYTES = 64 << 20
-"""The default of the setting ``max_input_line_bytes``."""
+"""Default of the setting ``max_input_line_bytes``."""
 _ROOTS, _LINE_BYTES = "FOREBAY_INPUT_ROOTS", "FOREBAY_MAX_INPUT_LINE_BYTES"
 
 _O_PATH: int = getattr(os, "O_PATH", 0)
@@ -21,40 +21,40 @@ _F_GETPATH: int = getattr(fcntl, "F_GETPATH", 50)
 
 
 class NotAllowed(OSError):
-    """The file lies outside the folders to read from; ``strerror`` says so."""
+    """The file is outside the allowed folders; ``strerror`` says so."""
 
 
 class LineTooLong(ValueError):
-    """A line is more than may be held."""
+    """A line exceeds the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputLimits:
-    """What may be read, and how much of it at once. A run process has the server's in its environment."""
+    """Which files may be read, and the line limit. A run process gets the server's through its environment."""
 
     roots: Sequence[Path] = ()
-    """Folders under which the file must lie, without links in their own paths; anywhere if there are none."""
+    """Folders that must contain the file, with links in their own paths resolved; if empty, any path is allowed."""
     max_line_bytes: int = MAX_LINE_BYTES
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that tell a run process, in the form of the settings."""
+        """Environment variables that pass the limits to a run process, in the form of the settings."""
         return {_ROOTS: ":".join(map(str, self.roots)), _LINE_BYTES: str(self.max_line_bytes)}
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Self:
-        """Those that ``environment`` told."""
+        """Read the limits that ``environment`` has set."""
         roots = [Path(part).resolve() for part in environ.get(_ROOTS, "").split(":") if part]
         return cls(roots, int(environ.get(_LINE_BYTES, MAX_LINE_BYTES)))
 
     def allow(self, path: Path) -> bool:
-        """Whether a file may lie at ``path``, in which no links are left."""
+        """Whether a file may be at ``path``, whose links are resolved."""
         return not self.roots or any(path.is_relative_to(root) for root in self.roots)
 
     def open(self, path: str | Path) -> BinaryIO:
-        """Open a regular file to read its bytes. Raises ``OSError`` for anything else, ``NotAllowed`` outside.
+        """Open a regular file for reading bytes. Raises ``OSError`` for anything else, ``NotAllowed`` outside.
 
-        Both are asked of the file that was opened, whatever its name leads to meanwhile.
+        Both checks apply to the opened file, even if its name refers to another file meanwhile.
         """
         descriptor = self._open(path)
         try:
@@ -70,7 +70,7 @@ class InputLimits:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         if not _O_PATH:
             return os.open(path, flags)
-        # Looked at before it is opened for reading, which may do something to a device, or to who waits at a pipe.
+        # Checked before it is opened for reading, which may affect a device, or a process that waits at a pipe.
         handle = os.open(path, _O_PATH | os.O_CLOEXEC)
         try:
             check_regular(handle)
@@ -79,15 +79,15 @@ class InputLimits:
             os.close(handle)
 
     def lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """The lines of a file, each with its end. Raises ``LineTooLong`` for one that is too long to be held."""
+        """Yield the lines of a file, including line ends. Raises ``LineTooLong`` for a line over the limit."""
         while line := file.readline(self.max_line_bytes + 1):
             if len(line) > self.max_line_bytes:
-                raise LineTooLong(f"longer than {self.max_line_bytes} bytes (max_input_line_bytes of the server)")
+                raise LineTooLong(f"longer than {self.max_line_bytes} bytes (the server's max_input_line_bytes)")
             yield line
 
 
 def _place(descriptor: int) -> Path:
-    """Where an open file lies, without links."""
+    """Path of an open file, without links."""
     if _O_PATH:
         return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     return Path(fcntl.fcntl(descriptor, _F_GETPATH, bytes(1024)).rstrip(b"\0").decode())

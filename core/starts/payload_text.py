@@ -1,4 +1,4 @@
-"""Texts that no file name, database or reader of UTF-8 takes: those with a NUL byte, or with half a surrogate pair."""
+"""Detects texts that file names, databases and UTF-8 cannot hold: with a NUL byte, or half a surrogate pair."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 from forebay.core.errors import InvalidInput
 
 LONGEST_NAME = 100
-"""Characters of a name that an error repeats."""
+"""Maximum characters of a name repeated in an error."""
 
 
 def is_plain(text: str) -> bool:
-    """Whether ``text`` can be written as UTF-8, and holds no NUL."""
+    """Whether ``text`` can be written as UTF-8 and contains no NUL."""
     return "\0" not in text and is_utf8(text)
 
 
 def is_utf8(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, which sampled text may."""
+    """Whether the text has no half of a surrogate pair, which sampled text may contain."""
     if text.isascii():
         return True
     try:
@@ -26,11 +26,11 @@ def is_utf8(text: str) -> bool:
 
 
 def check_texts(payload: Mapping[str, Any]) -> None:
-    """Raise ``InvalidInput`` that names the first field with a text, or a name, that is not plain, at any depth."""
+    """Raise ``InvalidInput`` for the first field whose text or name is not plain, at any depth."""
     for field, value in payload.items():
         if not is_plain(field):
             raise _refusal("body", "the name of a field")
-        # A stack, and no recursion: what was read may be nested as deeply as Python's reader allows.
+        # A stack instead of recursion, because values may be nested as deeply as Python's reader allows.
         left = [value]
         while left:
             each = left.pop()
@@ -46,7 +46,7 @@ def check_texts(payload: Mapping[str, Any]) -> None:
 
 def _refusal(field: str, what: str) -> InvalidInput:
     return InvalidInput(
-        f"{what} holds a NUL byte or half a surrogate pair, which no file, database or UTF-8 text takes",
-        hint="send it without \\u0000, and \\ud800 to \\udfff only as pairs",
+        f"{what} contains a NUL byte or half a surrogate pair, which files, databases and UTF-8 do not accept",
+        hint="send it without \\u0000, and with \\ud800 to \\udfff only as pairs",
         field=field,
     )
