@@ -59,7 +59,7 @@ Place = Callable[[Groups, Incoming, float], Placement]
 def write(buffer: RunBuffer, sample: Incoming, decide: Place | None = None) -> Receipt:
     """Accept a sample whose place memory knows (``evicted_rows``). ``decide`` replaces ``place``.
 
-    Raises ``BufferFull`` when it needs a new group and there is no room, ``StorageFailed``.
+    Raises ``BufferFull`` when it needs a new group and the buffer has no room, ``StorageFailed``.
     """
     if buffer.has_failed:
         raise StorageFailed(AHEAD)
@@ -212,7 +212,7 @@ def _row(buffer: RunBuffer, sample: Incoming, group: GroupRow, slot: int, outcom
 
 
 def check_room(buffer: RunBuffer, instance_id: InstanceId, epoch: int | None, now_s: float) -> None:
-    """Raise ``BufferFull`` if a sample needs a new group and there is no room for one."""
+    """Raise ``BufferFull`` if a sample needs a new group and the buffer has no room for one."""
     groups, settings = buffer.groups, buffer.run.settings
     if groups.num_live_samples >= settings.max_buffer_size:
         what = f"{groups.num_live_samples} samples, max_buffer_size is {settings.max_buffer_size}"

@@ -108,7 +108,7 @@ class Deadlines:
         else:
             for group in groups.unscheduled:
                 heapq.heappush(self._due, (self.due_s(group), group.group_id))
-            # A group leaves the heap at its deadline, maybe an hour after it closed, so many closed ones accumulate.
+            # A group leaves the heap at its deadline, maybe an hour after it closed, which accumulates closed groups.
             if len(self._due) > 4 * groups.states[GroupState.OPEN] + 1024:
                 self._due = [(self.due_s(group), group.group_id) for group in groups.in_state(GroupState.OPEN)]
                 heapq.heapify(self._due)

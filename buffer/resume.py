@@ -42,7 +42,7 @@ class Reconciliation:
 
 
 def covers(buffer: RunBuffer, listed: Sequence[InstanceId]) -> bool:
-    """Whether the run reported each listed id, or was started with it, at least as often as it is listed."""
+    """Whether the run reported each listed id, or was started with it, with at least the listed multiplicity."""
     known = Counter(buffer.run.start.first_listed)
     rows = (group.row for group in buffer.groups.by_id.values())
     known.update(row.instance_id for row in rows if row.is_reported or row.may_be_known)

@@ -108,7 +108,7 @@ def token_row(row: Sequence[Piece]) -> TokenRow[Piece]:
 
     ``logprobs`` and ``loss_mask`` of the response alone are padded with zeros in front. Missing logprobs become NaN, so
     that using them is noticed. A missing loss mask becomes 1 for the response, or for every token if
-    ``response_length`` does not say which are the response. A JSON row with invalid lists keeps them, and has no tokens.
+    ``response_length`` does not say which are the response. A JSON row with invalid lists keeps them and has no tokens.
     """
     arrays = _binary_arrays(row) if is_binary(row[0]) else _json_arrays(b"".join(row))
     logprobs, loss_mask = arrays.logprobs, arrays.loss_mask

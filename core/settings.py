@@ -20,13 +20,13 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="FOREBAY_", extra="forbid", validate_default=False)
 
-    host: str = Field("127.0.0.1", description="Address to listen on; any address except loopback requires a token.")
-    port: int = Field(8889, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    host: str = Field("127.0.0.1", description="Address to listen on; any address except loopback needs a token.")
+    port: int = Field(8889, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     public_url: str = Field(
         "", description="URL under which run processes reach this server, if it differs from the listening address."
     )
     gateway_host: str = Field("", description="Address that the gateway listens on, if it is not the server's.")
-    gateway_port: int = Field(0, ge=0, le=65535, description="Port of the gateway; 0 picks a free one.")
+    gateway_port: int = Field(0, ge=0, le=65535, description="Port of the gateway; 0 takes a free one.")
     gateway_url: str = Field(
         "", description="URL under which agents reach the gateway, if it differs from the listening address."
     )

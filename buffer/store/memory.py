@@ -117,7 +117,7 @@ class MemoryStore(Store):
         try:
             return [self._bodies[location.segment][location.offset] for location in locations]
         except LookupError:
-            raise StorageFailed("there is no body at this location", what="a stored body cannot be read") from None
+            raise StorageFailed("no body is stored at this location", what="a stored body cannot be read") from None
 
     def drop_bodies(self) -> None:
         """Drop every body, as if each segment had been removed, because the caller no longer needs them."""

@@ -360,5 +360,5 @@ def test_insecure_engines_let_names_through_and_no_pages() -> None:
 
 
 def test_a_scripted_engine_is_told_of_a_name_that_is_none() -> None:
-    with pytest.raises(InvalidInput, match="no host name"):
+    with pytest.raises(InvalidInput, match="not a host name"):
         ScriptedEngine(lambda _: "4", allowed_hosts=["http://engine.test"])

@@ -91,7 +91,7 @@ def test_a_full_disk_keeps_nobody_from_reading_and_acknowledging(make_server: Ma
     assert acked(run) == first | second
     assert not first & second
     refused(run)
-    assert "what is stored is read and acknowledged by the reserve" in server.log()
+    assert "stored samples are read and acknowledged using the reserve" in server.log()
     assert len(list((data_dir / "segments").glob("*.log"))) > num_segments
 
     os.truncate(ballast, 0)

@@ -81,7 +81,7 @@ def test_what_a_hook_or_a_generator_quotes_is_in_no_log(make_server: MakeServer)
     run.read(num_groups=1, wait_s=1)
     details = [group["detail"] for group in run.groups(state="discarded")]
     assert any(SECRET in detail for detail in details)
-    poll_until(lambda: "finished groups are lost so far" in server.log())
+    poll_until(lambda: "finished groups were lost so far" in server.log())
     raising = server.start_run("raising", group_size=2)
     assert SECRET in raising.wait_for_state("failed")["reason"]
     assert "; restart in" in server.log()

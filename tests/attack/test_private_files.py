@@ -69,7 +69,7 @@ def test_a_directory_that_others_could_read_is_closed_at_the_next_start_and_the_
     foreign.chmod(0o666)
     server.restart()
     assert [each.split()[0] for each in open_to_others(shared)] == [str(foreign)]
-    assert server.log().count("others could read") == 2
+    assert server.log().count("other users could read") == 2
     server.stop()
     server.restart()
-    assert server.log().count("others could read") == 2
+    assert server.log().count("other users could read") == 2

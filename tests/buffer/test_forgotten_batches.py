@@ -93,7 +93,7 @@ async def test_what_is_with_a_trainer_or_may_still_be_acknowledged_never_goes(st
         await entry.delivery.leases.release(returned.batch_id)
         await buffer.tick()
         assert in_memory(entry) == [late.batch_id, leased.batch_id]
-        with pytest.raises(LeaseLost, match="given back"):
+        with pytest.raises(LeaseLost, match="released"):
             await entry.delivery.leases.ack(returned.batch_id)
 
 

@@ -154,7 +154,7 @@ async def test_a_group_that_times_out_is_saved_by_slots_not_by_rows(store: Store
         await buffer.tick()
         assert states(entry) == {(7, 0): "discarded: timed_out"}
         (group,) = entry.buffer.groups.by_id.values()
-        assert group.row.detail == "1 of 4 samples had come; failed: 1 environment_failure"
+        assert group.row.detail == "1 of 4 samples arrived; failed: 1 environment_failure"
 
 
 async def test_too_few_rollouts_are_left_although_rows_are_enough(store: Store) -> None:

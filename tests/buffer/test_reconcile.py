@@ -245,7 +245,7 @@ async def test_a_list_decides_about_a_lease_that_expired(store: Store, clock: Ma
     async with open_buffer(store, clock) as buffer:
         entry = await resume(buffer, 2)
         assert states(entry) == {(1, 0): "ready", (2, 0): "acked", (3, 0): "ready"}
-        with pytest.raises(LeaseLost, match="its lease expired, and its trainer came back"):
+        with pytest.raises(LeaseLost, match="its lease expired, and its trainer resumed"):
             await entry.delivery.leases.ack(batch.batch_id)
         assert (await take(entry)).meta_info["finished_groups"] == [1, 3]
 
@@ -264,7 +264,7 @@ async def test_a_resume_and_the_batches_agree(store: Store) -> None:
         two = next(group for group in entry.buffer.groups.by_id.values() if group.instance_id == 2)
         assert (first.state, first.group_ids) == ("acked", [two.group_id])
         assert second.state == "revoked"
-        with pytest.raises(LeaseLost, match="came back without it"):
+        with pytest.raises(LeaseLost, match="resumed without it"):
             await entry.delivery.leases.ack(leased.batch_id)
         await rewind(entry.delivery.leases, None)
         assert set(states(entry).values()) == {"ready"}

@@ -268,7 +268,7 @@ async def test_a_sample_that_is_not_recorded_any_more_costs_its_group(
         monkeypatch.setattr(JournalSource, "samples", samples)
         again, fed = await feed(buffer)
         assert [name for name, _ in await drain(again)] == ["b"]
-        assert list(fed.lost.values()) == ["3 of its 4 samples are there"]
+        assert list(fed.lost.values()) == ["only 3 of its 4 samples are recorded"]
         assert (fed.counts.hits, fed.counts.missing) == (SIZE, SIZE)
         (lost,) = again.buffer.groups.in_state(GroupState.DISCARDED)
         assert (lost.instance_id, lost.row.reason) == ("a", "unreadable")

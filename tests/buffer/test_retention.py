@@ -85,7 +85,7 @@ async def test_only_what_no_kept_checkpoint_holds_goes(entry: LiveRun, retention
     done = await retention.collect()
     assert done.num_segments_freed > 1
     assert done.kept.keys() == {Keep.CHECKPOINTED}
-    with pytest.raises(BodiesGone, match="groups cannot be delivered"):
+    with pytest.raises(BodiesGone, match="groups cannot be redelivered"):
         await rewind(entry.delivery.leases, None)
     assert (await rewind(entry.delivery.leases, 1)).batches
     batch = await lease(entry, 12)

@@ -116,8 +116,8 @@ def test_status_shows_the_policy_that_a_start_chose(
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (["--policy", "fastest"], "the known ones are longest-first, probe, pull, static"),
-        (["--policy", "pull", "--set", "scheduler.top=0.3"], "'pull' does not read top"),
+        (["--policy", "fastest"], "known policies: longest-first, probe, pull, static"),
+        (["--policy", "pull", "--set", "scheduler.top=0.3"], "'pull' does not use top"),
         (["--set", "scheduler=3", "--policy", "pull"], "scheduler: must be an object, got 3"),
         (["--set", "scheduler=3", "--set", "scheduler.top=0.3"], "scheduler is 3, no object"),
     ],

@@ -135,7 +135,7 @@ def test_the_rows_are_drawn(forebay: Forebay, run: Path, tmp_path: Path) -> None
         ([], "give RUN|FILE, or --population"),
         (["{run}", "--population", "short"], "give RUN|FILE, or --population"),
         (["--population", "huge"], "the known ones are long, probe, short"),
-        (["{run}", "--policy", "fastest"], "the known ones are longest-first, probe, pull, static"),
+        (["{run}", "--policy", "fastest"], "known policies: longest-first, probe, pull, static"),
         (["{run}", "--policy", ","], "--policy names nothing"),
         (["{run}", "--engines", "0"], "--engines must be between 1 and 1000000"),
         (["{run}", "--num-process", "many"], "--num-process must be between 1 and 1000000"),

@@ -37,14 +37,17 @@ def test_a_shuffle_keeps_the_numbers_and_differs_from_epoch_to_epoch(write_rows)
     [
         ('{"prompt": ', "not JSON"),
         ('{"prompt": "a", "score": NaN}', "not JSON"),
-        ("[1]", "must be a JSON object, is a list"),
+        ("[1]", "must be a JSON object (got a list)"),
         ('{"question": "a"}', 'has no "prompt"'),
-        ('{"prompt": []}', "is an empty list"),
-        ('{"prompt": 3}', "is a number"),
+        ('{"prompt": []}', "(got an empty list)"),
+        ('{"prompt": 3}', "(got a number)"),
         ('{"prompt": [{"content": "a"}]}', 'must be an object with a "role"'),
         ('{"prompt": "a", "instance_id": true}', "instance_id must be a string or a number"),
         ('{"prompt": "a", "instance_id": [1]}', "instance_id must be a string or a number"),
-        ('{"prompt": "a", "instance_id": "' + "x" * 1_025 + '"}', "instance_id has 1025 characters, of at most 1024"),
+        (
+            '{"prompt": "a", "instance_id": "' + "x" * 1_025 + '"}',
+            "instance_id must have at most 1024 characters (got 1025)",
+        ),
         ('{"prompt": "a", "instance_id": "same"}', "'same' was on an earlier line already"),
     ],
 )

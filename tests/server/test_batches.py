@@ -76,7 +76,7 @@ def test_a_batch_given_back_is_ready_in_its_old_place(run: NativeRun) -> None:
     assert instances(second) == [1, 2]
     assert [group["num_deliveries"] for group in run.groups()] == [2, 1]
     assert_error(post(run, f"batches/{second['batch_id']}/release"), 409, "batch_acked")
-    assert "given back" in assert_error(post(run, f"batches/{first['batch_id']}/ack"), 409, "lease_lost")["message"]
+    assert "released" in assert_error(post(run, f"batches/{first['batch_id']}/ack"), 409, "lease_lost")["message"]
 
 
 def test_what_a_batch_told_of_is_told_again_when_it_comes_back(run: NativeRun) -> None:

@@ -40,7 +40,7 @@ def test_a_timed_out_group_with_too_few_is_discarded_without_anybody_reading(run
     run.write(*make_group("few", [0.0, 1.0]))
     [closed] = run.closed()
     assert (closed["state"], closed["reason"]) == ("discarded", "timed_out")
-    assert run.groups()[0]["detail"] == "2 of 4 samples had come"
+    assert run.groups()[0]["detail"] == "2 of 4 samples arrived"
     assert run.view()["discarded"] == {"timed_out": 1}
     run.write(*make_group("whole", [0.0, 1.0, 0.0, 1.0]))
     assert run.read(num_groups=1)["meta_info"]["finished_groups"] == ["whole", "few"]

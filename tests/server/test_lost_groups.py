@@ -66,7 +66,7 @@ def test_groups_outside_the_range_raise_an_alarm_with_the_range_seen_and_the_rem
     assert told["reasons"] == {"filtered": 29}
     for part in ("29 of 40 finished groups", "within [-3, 2.5]", "reward_range is [0, 1]", "null for any finite"):
         assert part in told["message"]
-    [line] = lines_with(server, "finished groups are lost so far")
+    [line] = lines_with(server, "finished groups were lost so far")
     assert "WARNING" in line
     assert "reward_range is [0, 1]" in line
     details = {group["detail"] for group in run.groups(state="discarded")}
@@ -136,7 +136,7 @@ def test_groups_that_time_out_are_told(server: ServerProcess) -> None:
     assert told is not None
     assert told["reasons"] == {"timed_out": 25}
     assert "group_timeout_seconds" in told["message"]
-    assert "1 of 2 samples had come" in told["message"]
+    assert "1 of 2 samples arrived" in told["message"]
     run.stop()
 
 
@@ -163,5 +163,5 @@ def test_each_reason_is_logged_once(make_server: MakeServer) -> None:
     told = alarm(run)
     assert told is not None
     assert told["reasons"] == {"filtered": 35, "hook_failed": 10}
-    lines = lines_with(server, "finished groups are lost so far")
+    lines = lines_with(server, "finished groups were lost so far")
     assert [re.findall(r"\d+ (\w+): ", line)[-1] for line in lines] == ["filtered", "hook_failed"]

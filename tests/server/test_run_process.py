@@ -92,7 +92,7 @@ def test_an_epoch_that_cannot_be_stored_is_a_422_and_nothing_is_loaded_again(pro
     assert answer.status_code == 422
     assert answer.json()["error"]["field"].startswith("opened")
     assert process.tell(opened=[["task", (1 << 63) - 1]]).status_code == 200
-    assert "takes writes again" not in process.run.server.log()
+    assert "accepts writes again" not in process.run.server.log()
 
 
 def test_deadlines_stand_still_while_the_run_is_held(process: Process) -> None:

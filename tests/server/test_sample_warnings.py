@@ -39,7 +39,7 @@ def run_rollout(data):
     function = in_thread if data.get("is_judged") else single_turn
     BaseGenerator.from_payload(data).entry(data["input_file"], function, reward)
 """
-NO_TOKENS, SEVERAL = "samples come without token ids", "rollouts ask for several models or an adapter"
+NO_TOKENS, SEVERAL = "samples arrive without token ids", "rollouts request several models or an adapter"
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_calls_of_a_rollout_to_other_models_are_warned_about(server: ServerProce
         plain = finished(server, tmp_path, engine.url, model="custom")
     (warning,) = run.view()["warnings"]
     assert warning.startswith(SEVERAL)
-    assert "asked for 'custom', 'judge', 'custom:critic')" in warning
+    assert "requested 'custom', 'judge', 'custom:critic')" in warning
     assert sorted(map(trained, rows_of(run))) == ["4", "4", "good", "good", "good", "good"]
     assert run.view()["counts"]["capture_left_out"] == 4
     assert plain.view()["warnings"] == []
@@ -125,5 +125,5 @@ def test_with_policy_models_only_their_tokens_are_trained_on(server: ServerProce
     assert list(map(trained, rows_of(run))) == ["4", "4"]
     assert (run.view()["warnings"], run.view()["counts"]["capture_other_models"]) == ([], 4)
     (warning,) = wrong.view()["warnings"]
-    assert warning.startswith("rollouts ask for no model in policy_models")
+    assert warning.startswith("rollouts request no model in policy_models")
     assert list(map(trained, rows_of(wrong))) == ["", ""]

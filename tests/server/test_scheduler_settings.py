@@ -50,9 +50,9 @@ WRONG = [
     ({"policy": "probe", "cap": 0}, "scheduler.cap", "tokens"),
     ({"policy": "probe", "broken": "continue"}, "scheduler.broken", "Extra inputs are not permitted"),
     ({"policy": "probe", "by": "words"}, "scheduler.by", "tokens"),
-    ({"top": 0.3}, "scheduler.top", "'pull' does not read top"),
-    ({"policy": "static", "affinity": 2}, "scheduler.affinity", "'static' does not read affinity"),
-    ({"policy": "longest-first", "options": {"a": 1}}, "scheduler.options", "does not read options"),
+    ({"top": 0.3}, "scheduler.top", "'pull' does not use top"),
+    ({"policy": "static", "affinity": 2}, "scheduler.affinity", "'static' does not use affinity"),
+    ({"policy": "longest-first", "options": {"a": 1}}, "scheduler.options", "does not use options"),
 ]
 
 

@@ -47,7 +47,7 @@ def test_a_read_with_a_bound_discards_what_is_older(run: NativeRun) -> None:
     }
     [stale] = [group for group in run.groups() if group["instance_id"] == 2]
     assert stale["reason"] == "stale"
-    assert "weight version 2, now it is 4" in stale["detail"]
+    assert "weight version 2; the current version is 4" in stale["detail"]
     assert run.view()["discarded"] == {"stale": 3}
 
 

@@ -50,7 +50,7 @@ def _no_template(folder: Path) -> object:
         (_no_template, "has no chat template"),
         (lambda _: 7, "must be the path of a folder"),
         (lambda _: "", "must be the path of a folder"),
-        (lambda _: "a\0b", "template_path holds a NUL byte"),
+        (lambda _: "a\0b", "template_path contains a NUL byte"),
         (lambda _: "x" * 5_000, "is not a folder"),
     ],
     ids=["missing", "empty folder", "no template", "number", "empty", "null byte", "long"],

@@ -71,7 +71,7 @@ def test_a_damaged_body_costs_its_group_and_no_more_of_an_export(
     assert (outcome.code, outcome.out.strip()) == (1, str(path))
     for group_id, name in lost.items():
         assert f"left out: the samples of group {group_id} of instance '{name}', epoch 0: " in outcome.err
-    assert "are not what was written" in outcome.err
+    assert "do not match their checksum" in outcome.err
     assert "a.fbr is whole but for the samples of 2 groups" in outcome.err
     assert f"run {run.run_id} was exported without the samples of 2 groups" in server.log()
     again = json.loads(forebay("recording", "export", run.run_id, tmp_path / "b.fbr", "--json").out)
