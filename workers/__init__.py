@@ -1,7 +1,7 @@
-"""What starts a run's rollouts: the main of the run process, and the policies that choose what comes next, and where.
+"""Runs a run's rollouts: the main function of the run process, scheduling policies, the simulator and workers.
 
-``runtime`` is the main of every run process: it puts jobs together, and runs the user's generator. ``scheduling`` has
-the policies. They know no clock and do no I/O, so that the same code runs in real time and in virtual time.
-``simulator`` is that: the same job over engines that are models. ``members`` is what one worker of a worker group is,
-``backends`` where such workers run, ``groups`` the object that has their methods; ``rollouts`` is runs over workers.
+``runtime`` is the main module of every run process: it assembles jobs and runs the user's generator. ``scheduling``
+holds the policies, which use no clock and do no I/O, so the same code runs in real and in virtual time.
+``simulator`` runs the same job over modelled engines. ``members`` is one worker of a worker group, ``backends`` is
+where workers run, ``groups`` is the object that has their methods, and ``rollouts`` runs rollouts on workers.
 """

@@ -1,4 +1,4 @@
-"""The main of a run process: puts its jobs together, and runs the user's generator.
+"""Main module of a run process: assembles its jobs and runs the user's generator.
 
 Started by ``forebay.generators.process.monitor``, with the link to the server.
 """
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from forebay.generators.job.ports import RolloutPlaces
 
 LAST_WORKER_S = 30.0
-"""So long what stands behind the jobs of ``run_rollout`` may go on in workers once it has returned in the lead."""
+"""How long workers may still run the code after the last job of ``run_rollout`` once the lead's has returned."""
 
 
 def main(arguments: list[str]) -> None:
-    """Of ``forebay.generators.process.main``, for jobs that are put together here."""
+    """Run ``forebay.generators.process.main`` with jobs assembled by this module."""
     run_generator(arguments, prepare)
     places = composition().places
     if places is not None:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
 
 
 def prepare(spec: RunSpec) -> None:
-    """From now on jobs know what this run, and earlier ones, have recorded, and who runs their rollouts."""
+    """Give jobs the recorded history of this run and earlier ones, and the workers that run their rollouts."""
     own = Path(spec.trace["folder"]) if spec.trace is not None else None
     history = partial(_history, own, [Path(folder) for folder in spec.earlier_traces])
     compose(Composition(history, _places(spec) if spec.workers else None))
@@ -44,7 +44,7 @@ def _places(spec: RunSpec) -> "RolloutPlaces":
 
 
 def _history(own: Path | None, earlier: Sequence[Path], plan: "Plan") -> Sequence[PastRollout]:
-    if plan.scheduler is None:  # the default policy does not look at it
+    if plan.scheduler is None:  # the default policy uses no history
         return ()
     from forebay.workers.scheduling.history import RecordedHistory
 

@@ -1,7 +1,7 @@
-"""One member of a worker group, wherever it runs.
+"""One member of a worker group, on any backend.
 
-``worker`` is what a user's class derives from, and what names that class with its arguments, to be made on the worker.
-``worker_spec`` has what passes between a worker and whoever started it: its spec, calls, signs of life, failures.
-``host`` makes the classes of one process and runs calls on them, with an event loop in a thread of its own.
-``worker_errors`` has what goes wrong.
+``worker`` has the base class of users' workers, and a user's class with the arguments to construct it on the worker.
+``worker_spec`` has what a worker and its controller exchange: spec, calls, vitals, failures.
+``host`` constructs the classes of one process and runs calls on them, with an event loop in its own thread.
+``worker_errors`` has the errors.
 """

@@ -1,4 +1,4 @@
-"""What the process of one worker has: its classes, the thread of their event loop, and calls of their methods."""
+"""The worker's side of a process: its classes, the thread of their event loop, and calls of their methods."""
 
 import asyncio
 import inspect
@@ -18,14 +18,13 @@ from forebay.workers.members.worker_errors import WorkerError
 from forebay.workers.members.worker_spec import MethodCall, RemoteFailure, Vitals, WorkerSpec, failed_future
 
 RunInTurn = Callable[[Callable[[], None]], None]
-"""Has a piece of work run after all those given before it, in the one thread for them, or at once in the caller's."""
+"""Runs a function after all those passed earlier, in one dedicated thread, or at once in the caller's thread."""
 
 
 class WorkerHost:
-    """Makes the classes of one ``WorkerSpec``, and runs calls on them.
+    """Constructs the classes of one ``WorkerSpec`` and runs calls on them.
 
-    ``async`` methods run side by side on an event loop in a thread of its own, others by way of ``run_in_turn``. Every
-    method may be used from any thread.
+    ``async`` methods run concurrently on an event loop in its own thread, others through ``run_in_turn``. Thread-safe.
     """
 
     def __init__(self, spec: WorkerSpec, node: str, run_in_turn: RunInTurn) -> None:
@@ -37,7 +36,7 @@ class WorkerHost:
         self._is_closed = False
 
     def make(self) -> None:
-        """Make the classes, in this thread. Raises ``RemoteFailure`` with what a constructor raised."""
+        """Construct the classes in this thread. Raises ``RemoteFailure`` with what a constructor raised."""
         spec = self._spec
         others: dict[str, dict[str, Worker]] = {role: {} for role in spec.classes}
         for role, each in spec.classes.items():
@@ -52,7 +51,7 @@ class WorkerHost:
                 )
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # an exit, too, is for the controller
+            except BaseException as error:  # the controller gets SystemExit, too
                 raise RemoteFailure.of(error) from error
             self._workers[role] = worker
             for other in others.keys() - {role}:
@@ -61,8 +60,8 @@ class WorkerHost:
     def call(self, call: MethodCall) -> "Future[Any]":
         """Run one call.
 
-        The future fails with ``RemoteFailure``, or ``TimeoutError`` at the deadline; of a method that is not ``async``,
-        that is when it has ended. Cancelling it cancels an ``async`` method, and drops one that waits for its turn.
+        The future fails with ``RemoteFailure``, or with ``TimeoutError`` after the deadline (for a method that is not
+        ``async``, once the method has ended). Cancelling it cancels an ``async`` method, and drops a queued one.
         """
         try:
             function = self._function(call)
@@ -86,12 +85,12 @@ class WorkerHost:
 
     @property
     def vitals(self) -> Vitals:
-        """As they are now; not to be asked in the thread of the event loop."""
+        """Current vitals. Must not be read in the thread of the event loop."""
         blocked_s, line = self._loop.watch.blocked()
         return Vitals(self._node, os.getpid(), rss_bytes(), blocked_s=blocked_s, blocked_at=line)
 
     def close(self, drain_s: float) -> None:
-        """Take no more calls, wait so long for those that were taken, then cancel the ``async`` ones that are left."""
+        """Refuse new calls, wait up to ``drain_s`` for accepted ones, then cancel ``async`` calls that are left."""
         with self._lock:
             self._is_closed = True
             running: Sequence[Future[Any]] = tuple(self._running)
@@ -109,7 +108,7 @@ class WorkerHost:
             worker = self._workers[call.role]
         except KeyError:
             raise WorkerError(f"worker {self._spec.rank} has no role {call.role!r}") from None
-        # By the class, as the group bound it, and never by a property.
+        # ``function`` is the class attribute that the group bound; a property is never evaluated.
         return partial(call.function, worker) if call.function is not None else getattr(worker, call.method)
 
 
@@ -123,7 +122,7 @@ class LoopThread:
         self._thread.start()
 
     def stop(self, wait_s: float = 1.0) -> None:
-        """Cancel what still runs in the loop, and end the thread; waits so long for both."""
+        """Cancel what still runs in the loop and end the thread, waiting up to ``wait_s`` for both."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(wait_s)
@@ -155,7 +154,7 @@ async def _awaited(function: Callable[..., Awaitable[Any]], call: MethodCall) ->
         if task is not None and task.cancelling():
             raise
         raise RemoteFailure.of(error) from error
-    except BaseException as error:  # an exit would end the loop, and with it all other calls
+    except BaseException as error:  # SystemExit would end the loop and all other calls
         raise RemoteFailure.of(error) from error
 
 
@@ -166,10 +165,10 @@ def _run(future: "Future[Any]", function: Callable[..., Any], call: MethodCall, 
         if until_s is not None and time.monotonic() >= until_s:
             raise call.late()
         result = function(*call.args, **call.kwargs)
-    except BaseException as error:  # an exit would end the worker, and with it all other calls
+    except BaseException as error:  # SystemExit would end the worker and all other calls
         is_late = until_s is not None and time.monotonic() >= until_s
         future.set_exception(call.late() if is_late else RemoteFailure.of(error))
-        if isinstance(error, KeyboardInterrupt):  # somebody at the keyboard means the whole process
+        if isinstance(error, KeyboardInterrupt):  # Ctrl-C is meant for the whole process
             raise
     else:
         is_late = until_s is not None and time.monotonic() >= until_s
@@ -177,7 +176,7 @@ def _run(future: "Future[Any]", function: Callable[..., Any], call: MethodCall, 
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process; elsewhere than on Linux, the most that it ever had."""
+    """Resident memory of this process; its peak where the system is not Linux."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

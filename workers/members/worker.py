@@ -1,4 +1,4 @@
-"""What the class of a worker derives from, and that class with its arguments, to be put together on the worker."""
+"""The base class of workers, and a class with the arguments to construct it on the worker."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,10 +6,10 @@ from typing import Any, Generic, TypeVar
 
 
 class Worker:
-    """One member of a group. A subclass says with ``register`` which of its methods the group has.
+    """One member of a group. A subclass marks the methods that the group has with ``register``.
 
-    Its rank and the like are known from the constructor on, and a subclass need not call ``super().__init__()``. By
-    itself, as in a unit test, it is the only one of its group.
+    Rank and the other attributes are set before the constructor runs; a subclass need not call ``super().__init__()``.
+    An instance made directly, as in a unit test, is the only one of its group.
     """
 
     rank: int = 0
@@ -17,20 +17,20 @@ class Worker:
     world_size: int = 1
     """Workers of the group."""
     local_rank: int = 0
-    """0 to ``local_world_size`` - 1, among those on the same machine."""
+    """0 to ``local_world_size`` - 1, among the workers on the same machine."""
     local_world_size: int = 1
     """Workers of the group on the same machine."""
     node: str = "localhost"
     """Name of the machine."""
     roles: Mapping[str, Any] = MappingProxyType({})
-    """The workers of the other roles in this process, where several classes share one."""
+    """The workers of the other roles in this process, if several classes share one."""
 
 
 W = TypeVar("W", bound=Worker)
 
 
 class ClassWithInitArgs(Generic[W]):
-    """``cls(*args, **kwargs)``, made later, in the process of the worker."""
+    """``cls(*args, **kwargs)``, constructed later, in the process of the worker."""
 
     def __init__(self, cls: type[W], *args: Any, **kwargs: Any) -> None:
         self.cls = cls
@@ -38,7 +38,7 @@ class ClassWithInitArgs(Generic[W]):
         self.kwargs: Mapping[str, Any] = kwargs
 
     def make(self, **attributes: Any) -> W:
-        """The worker; it has these attributes of a ``Worker`` before its constructor runs."""
+        """Construct the worker, with these attributes of a ``Worker`` set before its constructor runs."""
         worker = self.cls.__new__(self.cls)
         vars(worker).update(attributes)
         worker.__init__(*self.args, **self.kwargs)  # type: ignore[misc]

@@ -1,9 +1,9 @@
-"""What goes wrong with workers; of ``forebay.core.errors``.
+"""Errors of workers, derived from ``forebay.core.errors``.
 
-WorkerError                      500  a worker group could not do what it was asked to
+WorkerError                      500  a worker group could not do what was asked
 ├── WorkerFailed                      a method raised on one or more workers
 ├── WorkerLost                   503  the process of a worker is gone
-└── PlacementFailed              503  there is no place for a worker
+└── PlacementFailed              503  no node has room for a worker
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from forebay.core.errors import ForebayError
 
 
 class WorkerError(ForebayError):
-    """A worker group could not do what it was asked to."""
+    """A worker group could not do what was asked."""
 
     code = "worker_error"
 
@@ -32,7 +32,7 @@ class WorkerFailed(WorkerError):
 
 
 class WorkerLost(WorkerError):
-    """The process of a worker is gone, or has said nothing for too long."""
+    """The process of a worker is gone, or was silent for too long."""
 
     code = "worker_lost"
     status = 503
@@ -43,7 +43,7 @@ class WorkerLost(WorkerError):
 
 
 class PlacementFailed(WorkerError):
-    """There is no place for a worker; the message names what was wanted and what is free."""
+    """No node has room for a worker. The message names what was requested and what is free."""
 
     code = "placement_failed"
     status = 503

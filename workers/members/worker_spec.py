@@ -1,4 +1,4 @@
-"""What passes between a worker and whoever has started it: how it is made, one call, its signs of life, a failure."""
+"""What a worker and its controller exchange: the worker's spec, a call, vitals, a failure."""
 
 import socket
 import traceback
@@ -19,20 +19,20 @@ class WorkerSpec:
     local_rank: int
     local_world_size: int
     node_number: int
-    """Which of the pool's nodes: workers of one number share a machine."""
+    """Index of its node in the pool. Workers with the same number share a machine."""
     classes: Mapping[str, ClassWithInitArgs[Any]]
-    """By role; each is made in this order. A group of one class has the single role ``""``."""
+    """Classes by role, constructed in this order. A group of one class has the single role ``""``."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the variables of its process."""
+    """Environment variables added to those of its process."""
     cpus: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
-    """Custom ones, by name: Ray's business, as ``cpus`` is."""
+    """Custom resources by name. Only Ray uses these and ``cpus``."""
     master: tuple[str, int] | None = None
-    """Address and port at which the workers of a group find each other; None where they have no use for that."""
+    """Address and port for the rendezvous of a group's workers; None if they need none."""
 
     @property
     def variables(self) -> dict[str, str]:
-        """``env``, and the variables with which ``torch.distributed`` finds the group."""
+        """``env`` and the variables that ``torch.distributed`` reads."""
         if self.master is None:
             return dict(self.env)
         host, port = self.master
@@ -64,7 +64,7 @@ def worker_specs(
     resources: Mapping[str, float] | None = None,
     master: tuple[str, int] | None = None,
 ) -> list[WorkerSpec]:
-    """Of so many workers on each node, by rank."""
+    """Specs by rank; ``process_on_nodes`` has the number of workers for each node."""
     places = [(node, local, count) for node, count in enumerate(process_on_nodes) for local in range(count)]
     return [
         WorkerSpec(
@@ -89,21 +89,21 @@ class MethodCall:
 
     role: str
     method: str
-    """Or ``function``, for ``execute_func_rank_zero``."""
+    """Name of the method, or of ``function`` for ``execute_func_rank_zero``."""
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     function: Callable[..., Any] | None = None
     """Called with the worker as first argument, in place of a method."""
     deadline_s: float | None = None
-    """An ``async`` method is cancelled then, another ends when it likes. The caller's future ends either way."""
+    """At the deadline an ``async`` method is cancelled; others run to their end. The caller's future ends either way."""
 
     def late(self) -> TimeoutError:
-        """The error if it did not end in time."""
+        """The error for missing the deadline."""
         return TimeoutError(f"{self.method} took longer than {self.deadline_s:g} s")
 
 
 def failed_future(error: BaseException) -> "Future[Any]":
-    """One that has ended with this."""
+    """A future that has already failed with this error."""
     future: Future[Any] = Future()
     future.set_exception(error)
     return future
@@ -111,21 +111,21 @@ def failed_future(error: BaseException) -> "Future[Any]":
 
 @dataclass(frozen=True)
 class Vitals:
-    """What a worker says of itself now and then."""
+    """What a worker reports periodically about itself."""
 
     node: str
     pid: int
     rss_bytes: int
     silent_s: float = 0.0
-    """Since it was heard of last."""
+    """Seconds since its last message."""
     blocked_s: float = 0.0
-    """For how long its event loop has stood still; 0.0 while it turns."""
+    """Seconds for which its event loop has been blocked; 0.0 while it runs."""
     blocked_at: str = ""
-    """The line in which it stands: ``file:line in function``."""
+    """The line that blocks it: ``file:line in function``."""
 
 
 class RemoteFailure(Exception):
-    """What a method raised: ``error`` itself if it could be sent, and its ``trace`` as the worker would print it."""
+    """What a method raised: ``error`` itself if it could be pickled, and ``trace``, the traceback as text."""
 
     def __init__(self, error: BaseException | None, trace: str) -> None:
         super().__init__(trace)
@@ -133,7 +133,7 @@ class RemoteFailure(Exception):
 
     @classmethod
     def of(cls, error: BaseException) -> "RemoteFailure":
-        """For an error that was just caught; its trace begins below the frame that caught it."""
+        """Wrap an error that was just caught. Its trace begins below the frame that caught it."""
         below = error.__traceback__ and (error.__traceback__.tb_next or error.__traceback__)
         return cls(error, "".join(traceback.format_exception(type(error), error, below)))
 
