@@ -95,7 +95,7 @@ class MethodCall:
     function: Callable[..., Any] | None = None
     """Called with the worker as first argument, in place of a method."""
     deadline_s: float | None = None
-    """At the deadline an ``async`` method is cancelled; others run to their end. The caller's future ends either way."""
+    """At the deadline an ``async`` method is cancelled; others run on. The caller's future ends either way."""
 
     def late(self) -> TimeoutError:
         """The error for missing the deadline."""

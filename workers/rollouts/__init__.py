@@ -1,15 +1,15 @@
-"""Runs over workers: the run process leads, and each worker runs rollouts that the lead calls.
+"""Runs over workers: the run process is the lead, and each worker runs the rollouts that the lead requests.
 
-A rollout is one awaited call of a ``RolloutWorker`` (``Order`` → ``Done``), and the delivery of its samples another.
-``orders`` has what the calls carry.
+A rollout is one awaited call of a ``RolloutWorker`` (``Order`` → ``Done``); delivering its samples is another.
+``orders`` has the messages of these calls.
 
-In the lead, ``lead`` starts the workers, and is what a job finds in place of rollouts of its own. A ``remote_job``
-gives it its engines and its writer, and the ``remote_runner``, which follows each rollout from its order to its sample.
-The ``supervisor`` has the workers, each a ``run_worker``, and replaces those that die.
+In the lead, ``lead`` starts the workers and replaces the local parts of a job. A ``remote_job`` supplies the job's
+engines, its writer, and the ``remote_runner``, which tracks each rollout from its order to its sample. The
+``supervisor`` owns the workers, each a ``run_worker``, and replaces those that die.
 
-In a worker, ``rollout_worker`` calls the user's ``run_rollout`` in a thread. A job that this would begin is a
-``member_job``, which runs the rollouts and sends their samples to the buffer itself.
+In a worker, ``rollout_worker`` calls the user's ``run_rollout`` in a thread. Each job that it begins there becomes a
+``member_job``, which runs the rollouts and sends their samples directly to the buffer.
 
-``remote_traces`` is what both record. On a cluster, ``other_nodes`` has the run's copy of its code for nodes that have
-not got it, and says whether they reach what they need.
+``remote_traces`` has the trace of both sides. On a cluster, ``other_nodes`` ships the run's code to nodes that lack
+it, and checks that they reach the addresses they need.
 """

@@ -1,4 +1,4 @@
-"""The lead of a run with workers: how they are started, one by one, and what its jobs have of them."""
+"""The lead of a run with workers: starts them, one at a time, and connects its jobs to them."""
 
 import os
 import signal
@@ -20,10 +20,10 @@ from forebay.workers.rollouts.supervisor import StartWorker, WorkerSupervisor
 
 
 class RunWorkers:
-    """The ``RolloutPlaces`` of a run: ``num_workers`` of them, which ``start`` starts with the first job.
+    """The ``RolloutPlaces`` of a run: ``num_workers`` workers, which ``start`` starts with the first job.
 
-    They live as long as ``run_rollout``: each has its own, which goes on where the lead's does. ``reach`` is what they
-    need where they may be on other machines.
+    They live as long as ``run_rollout``: each worker runs its own, in step with the lead's. ``reach`` has the addresses
+    that workers must reach if they may be on other machines.
     """
 
     def __init__(self, start: StartWorker, num_workers: int, reach: NeededAddresses | None = None) -> None:
@@ -32,13 +32,13 @@ class RunWorkers:
         self._num_ended = 0
 
     async def need(self, field: str, url: Callable[[], Awaitable[str]]) -> None:
-        """Of ``RolloutPlaces``, as all below."""
+        """Require workers to reach the address of ``field``. Implements ``RolloutPlaces``, like all methods below."""
         if self._reach is not None:
             self._reach.need(field, await url())
 
     @asynccontextmanager
     async def opened(self, around: JobContext) -> AsyncIterator[JobPlaces]:
-        """What a job has of its workers."""
+        """Connect a job to its workers while the context is open."""
         addresses = self._reach.addresses if self._reach is not None else []
         job = RemoteJob(around, self._workers, self._num_ended, addresses)
         self._workers.attach(job)
@@ -49,26 +49,26 @@ class RunWorkers:
             await job.close()
 
     def end_job(self, totals: Totals | None) -> None:
-        """The workers get past this job, too, and those that come later pass it at once."""
+        """End this job in the workers. Workers started later skip it."""
         self._num_ended += 1
         self._workers.end_job(None if totals is None else asdict(totals))
 
     def close(self, drain_s: float) -> None:
-        """``run_rollout`` has returned: so will those of the workers, which have so long for it."""
+        """End the workers once their ``run_rollout`` has returned, or after ``drain_s``."""
         self._workers.close(drain_s)
 
 
 def worker_starter(spec: RunSpec) -> StartWorker:
-    """Starts the worker of a number, for the first time or again, as ``workers`` and ``backend`` of the run say.
+    """A function that (re)starts the worker with a given number, from the run's ``workers`` and ``backend``.
 
-    Raises what keeps the backend from being used at all.
+    Raises the backend's error if it cannot be used at all.
     """
     backend = _backend(spec)
     code = pack_code(spec) if backend.name == "ray" else b""
     classes = {"": ClassWithInitArgs(RolloutWorker, asdict(replace(spec, workers=[])), code)}
     specs = worker_specs(spec.workers, classes)
     one_at_a_time = threading.Lock()
-    """The first of a node takes the places of all of them on a cluster: two at once would both do."""
+    """On a cluster, a node's first worker reserves room for all of them; two concurrent starts would both do so."""
 
     def start(number: int) -> RunningWorker:
         with one_at_a_time:
@@ -78,9 +78,9 @@ def worker_starter(spec: RunSpec) -> StartWorker:
 
 
 def nodes_reach(spec: RunSpec) -> NeededAddresses | None:
-    """What workers of this run need on other machines; call it after ``worker_starter``.
+    """Addresses that workers of this run must reach from other machines. Call it after ``worker_starter``.
 
-    Raises ``InvalidInput`` for an address that is no use to machines which the cluster has.
+    Raises ``InvalidInput`` for an address that other machines of the cluster cannot reach.
     """
     if spec.backend != "ray":
         return None
@@ -102,7 +102,7 @@ def _backend(spec: RunSpec) -> WorkerBackend:
 
 
 def _ray_backend(spec: RunSpec) -> WorkerBackend:
-    # Every line of a worker is in the run's log, and without colours. Ray reads these when it is imported.
+    # The run's log gets every line of a worker, without colours. Ray reads these variables on import.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     from forebay.workers.backends.ray import RayBackend
@@ -111,4 +111,4 @@ def _ray_backend(spec: RunSpec) -> WorkerBackend:
     try:
         return RayBackend(spec.ray_address, spec.ray_namespace, worker_silence_s=spec.worker_silence_s)
     finally:
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray sets one that knows nothing of stopped runs
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray installs a handler that does not stop runs

@@ -1,4 +1,4 @@
-"""In a worker: the rollouts of one job, which the lead asks for one by one, and what it hears of them."""
+"""One job inside a worker: runs the rollouts that the lead requests one by one, and reports on them."""
 
 import asyncio
 import threading
@@ -31,41 +31,41 @@ from forebay.workers.rollouts.orders import Done, JobState, Order, TraceLines, W
 
 
 class WorkerChanges:
-    """What a worker reports next. Any thread may add to it."""
+    """Changes that the worker's next report will contain. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = _new_status()
 
     def take(self) -> WorkerStatus:
-        """What is new since the last call, and what still holds."""
+        """Return the changes since the last call, and the states that still hold."""
         with self._lock:
             report, self._next = self._next, _new_status()
             self._next.waits_for_engine = report.waits_for_engine
         return report
 
     def note_moved(self, uid: str, engine: str | None, attempt: int) -> None:
-        """A rollout talks to this engine now, or to none."""
+        """Record that a rollout now uses this engine, or none."""
         with self._lock:
             self._next.moves[uid] = engine, attempt
 
     def note_server(self, url: str, is_failing: bool) -> None:
-        """An engine does not answer, or does again."""
+        """Record that an engine stopped answering, or answers again."""
         with self._lock:
             self._next.servers.append((url, is_failing))
 
     def note_waiting(self, is_waiting: bool) -> None:
-        """Whether rollouts here wait because no engine answers."""
+        """Record whether rollouts here wait because no engine answers."""
         with self._lock:
             self._next.waits_for_engine = is_waiting
 
     def note_failure(self, message: str, *, is_gone: bool) -> None:
-        """The worker cannot go on with its job."""
+        """Record that the worker cannot continue its job."""
         with self._lock:
             self._next.failure, self._next.is_gone = message, is_gone
 
     def note_trace(self, lines: TraceLines) -> None:
-        """Lines of the trace, for the lead to write."""
+        """Add trace lines for the lead to write."""
         with self._lock:
             self._next.trace.append(lines)
 
@@ -75,7 +75,7 @@ def _new_status() -> WorkerStatus:
 
 
 class MemberSlot(RolloutSlot):
-    """A place that the lead counts: it is told where the rollout is."""
+    """A slot that the lead counts. Moves are reported to the lead."""
 
     def __init__(self, order: Order, group: str, trace: RolloutTrace, changes: WorkerChanges) -> None:
         super().__init__(NextRollout(RolloutKey(group, order.number), order.engine, order.cap_tokens), EngineLoads(1))
@@ -83,7 +83,7 @@ class MemberSlot(RolloutSlot):
         self._noted: tuple[str | None, int] = (order.engine, order.attempt)
 
     def move(self, url: str | None) -> None:
-        """It runs on another engine now, or on none."""
+        """Record that the rollout now runs on this engine, or on none."""
         place = (url, self._trace.num_attempts - 1)
         if self._noted != place:
             self._noted = place
@@ -92,7 +92,7 @@ class MemberSlot(RolloutSlot):
 
 @dataclass
 class MemberRollout:
-    """One that this worker runs, or whose samples wait here for their slot."""
+    """A rollout that this worker runs, or whose samples wait here for a slot."""
 
     order: Order
     group: OpenGroup
@@ -101,15 +101,15 @@ class MemberRollout:
     samples: list[Sample] = field(default_factory=list)
     is_running: bool = True
     judged: "asyncio.Future[None] | None" = None
-    """Done when its samples are on the buffer's disk, once they have a slot."""
+    """Set once its samples have a slot; done when they are on the buffer's disk or refused."""
 
     @property
     def executions(self) -> Sequence[Execution]:
-        """Its attempts here."""
+        """Its attempts in this worker."""
         return self.group.rollouts.get(self.order.number, ())
 
     def done(self, status: str) -> Done:
-        """What the lead is told of its end."""
+        """The message to the lead about its end."""
         executions = self.executions
         is_completed = bool(executions) and status == "completed"
         return Done(
@@ -123,10 +123,10 @@ class MemberRollout:
 def begin_rollout(
     order: Order, plan: Plan, traces: RolloutTraces, clock: ActiveClock, hold: StepBarrier, changes: WorkerChanges
 ) -> MemberRollout:
-    """The rollout that the lead asks for; its time has begun there."""
+    """Begin the rollout that the lead requests. Its time limits count from the lead's start."""
     row = parse_row(order.row, order.row_number)
     planned = GroupPlan(row, order.epoch, (order.number,), (order.number,))
-    # What is left to it is an age: both limits of a group count from there.
+    # Both limits of a group count from its beginning, so the time left is converted to an age.
     age_s = max(0.0, plan.group_deadline_s - order.left_s)
     group = OpenGroup(plan, planned, clock, hold, age_s=age_s)
     group.enter()
@@ -141,7 +141,7 @@ def begin_rollout(
 
 
 class MemberJob:
-    """Runs what the lead orders, and delivers what gets a slot. Used in the event loop of the user's code."""
+    """Runs the ordered rollouts and delivers the samples that get a slot. Used in the event loop of the user's code."""
 
     def __init__(self, plan: Plan, parts: MemberParts, changes: WorkerChanges) -> None:
         self._plan, self._parts, self._changes = plan, parts, changes
@@ -149,13 +149,13 @@ class MemberJob:
         self._hold = StepBarrier(clock=self._clock, engine_wait_s=parts.engine_wait_s)
         self._rollouts: dict[str, MemberRollout] = {}
         self._calls: set[asyncio.Task[object]] = set()
-        """Those of ``rollout`` that have not returned."""
+        """Tasks of ``rollout`` that have not returned."""
         self._tasks = TaskSet()
         parts.traces.on_end = self._note_over
         parts.pool.on_server = changes.note_server
 
     async def run(self, state: JobState, ended: "Future[Any]") -> None:
-        """Take rollouts until the lead has ended the job."""
+        """Accept rollouts until the lead ends the job."""
         self._follow(state)
         watching = self._tasks.start(self._watch_writer())
         await asyncio.wrap_future(ended)
@@ -170,15 +170,15 @@ class MemberJob:
     async def _watch_writer(self) -> None:
         try:
             await self._parts.writer.watch()
-        except Exception as error:  # noqa: BLE001 - the lead ends the job, and so this worker
+        except Exception as error:  # noqa: BLE001 - the lead ends the job, and with it this worker
             self._changes.note_failure(f"{type(error).__name__}: {error}", is_gone=isinstance(error, RunGone))
 
     async def set_state(self, state: JobState) -> None:
-        """The state of the run has changed."""
+        """Apply a new state of the run."""
         self._follow(state)
 
     def _follow(self, state: JobState) -> None:
-        # Before the hold ends: calls that go out then carry the new version.
+        # Before the hold ends, so that the calls released by it carry the new version.
         self._parts.pool.announce(state.weights)
         self._clock.run(state.is_clock_running)
         self._hold.follow(is_held=state.is_held, is_paused=state.is_paused, number=state.step)
@@ -186,7 +186,7 @@ class MemberJob:
     # --- one rollout
 
     async def rollout(self, order: Order) -> Done:
-        """Run one to its end. Cancelled, it ends at once, and its engine calls are aborted."""
+        """Run one rollout to its end. Cancelling it aborts its engine calls."""
         rollout = begin_rollout(order, self._plan, self._parts.traces, self._clock, self._hold, self._changes)
         self._rollouts[order.uid] = rollout
         task = asyncio.current_task()
@@ -204,7 +204,7 @@ class MemberJob:
         done = rollout.done(status)
         if not rollout.samples:
             rollout.trace.end(is_last=status != "broken")
-        elif self._hold.is_held:  # it could fill another group than the step needs
+        elif self._hold.is_held:  # it might fill a group that the step does not need
             self._tasks.start(self._wait_held(rollout))
         return done
 
@@ -225,18 +225,18 @@ class MemberJob:
         except GroupClosed:
             return "closed"
         except asyncio.CancelledError:
-            # Cancelled once for its closed group; any more and the call itself is cancelled.
+            # A closed group cancels its task once; any further cancellation means the call itself.
             if not group.is_closed or task.uncancel():
                 raise
             return "closed"
-        except Exception as error:  # noqa: BLE001 - it has failed alone: the worker has others
+        except Exception as error:  # noqa: BLE001 - only this rollout failed: the worker runs others
             unbegun = Unbegun(group.plan, rollout.order.uid, rollout.order.number, 0, rollout.trace.num_attempts - 1)
             samples = [failed_sample(unbegun, error, outcome_of(error))]
         rollout.samples = samples
         return str(samples[-1]["status"])
 
     async def deliver(self, uid: str, slot: int) -> None:
-        """Send the samples of a rollout to their slot; returns when the buffer has them, or has refused them."""
+        """Send the samples of a rollout to their slot. Returns once the buffer has stored or refused them."""
         rollout = self._rollouts.get(uid)
         if rollout is None:
             return
@@ -250,7 +250,7 @@ class MemberJob:
         await judged
 
     async def drop(self, uid: str, ending: str) -> None:
-        """A rollout, or its sample, is not needed."""
+        """Discard a rollout or its sample, which is not needed."""
         rollout = self._rollouts.get(uid)
         if rollout is None or rollout.judged is not None:
             return
@@ -261,16 +261,16 @@ class MemberJob:
             rollout.trace.end()
 
     def _end_calls(self, rollout: MemberRollout) -> None:
-        calls = rollout.group.calls()  # before it is closed: tasks that are cancelled forget their calls
+        calls = rollout.group.calls()  # before closing: cancelled tasks forget their calls
         rollout.group.close()
         for url, rid in calls:
             self._tasks.start(self._parts.pool.abandon(url, rid))
 
     async def stop(self, uids: list[str], *, are_over: bool) -> dict[str, int]:
-        """Have the engines end the calls of these rollouts in flight; the tokens that each has sampled by then.
+        """Have the engines end the calls of these rollouts; returns the tokens that each has sampled by then.
 
-        ``are_over``: they are not needed any more, their streams end too, and no other call goes out. Else only what is
-        answered in one piece ends, for as long as the run is held.
+        ``are_over``: the rollouts are not needed any more; their streams end too, and they send no further call.
+        Otherwise only calls answered in one piece end, while the run waits for its next step (``is_held``).
         """
         rollouts = [self._rollouts[uid] for uid in uids if uid in self._rollouts]
         if are_over:

@@ -1,4 +1,4 @@
-"""What the calls between the lead of a run and its workers carry, as msgpack. No sample is among it."""
+"""Messages between the lead of a run and its workers, as msgpack. They contain no samples."""
 
 from typing import Literal, TypeVar
 
@@ -7,15 +7,15 @@ import msgspec
 from forebay.core.weight_versions import AnnouncedWeights
 
 Span = tuple[str, int, int]
-"""What a rollout waited for before it was sent: name of the phase, nanoseconds after its beginning, and how long."""
+"""A wait of a rollout before it was sent: name of the phase, its start after the beginning and its length, in ns."""
 
 
 class _Part(msgspec.Struct, array_like=True, gc=False):
-    """What all have in common."""
+    """Base of all messages."""
 
 
 class JobState(_Part):
-    """How the run is; sent whenever it changes."""
+    """State of the run, sent whenever it changes."""
 
     is_held: bool
     is_paused: bool
@@ -36,64 +36,64 @@ class JobOrder(_Part):
     queue_size: int
     num_reward_workers: int
     addresses: list[tuple[str, str]]
-    """That the worker has to reach, where it may be on another machine: each after the field that says it."""
+    """Field and URL of each address that the worker must reach, if it may be on another machine."""
     state: JobState
 
 
 class Order(_Part):
-    """A rollout to run. Times are in seconds, but for those of the trace."""
+    """A rollout to run. Times are in seconds, those of the trace in nanoseconds."""
 
     uid: str
     row: bytes
-    """The line of the input."""
+    """Its line of the input."""
     row_number: int
     epoch: int
     number: int
     attempt: int
     left_s: float
-    """Until its group is closed at the latest."""
+    """Seconds until its group is closed at the latest."""
     engine: str | None
     cap_tokens: int | None
     span: str
-    """The id of its attempt in the trace."""
+    """Id of its attempt in the trace."""
     lasted: int
-    """Nanoseconds since it was chosen, ``waits`` among them."""
+    """Nanoseconds since it was chosen, ``waits`` included."""
     waits: list[Span]
 
 
 class Done(_Part):
-    """A rollout has ended, and its samples wait in the worker for their slot; ``broken`` and ``closed`` have none."""
+    """End of a rollout. Its samples wait in the worker for a slot; ``broken`` and ``closed`` have no samples."""
 
     status: Literal["completed", "failed", "broken", "closed"]
     tokens: list[int]
-    """That each of its attempts here has sampled."""
+    """Tokens that each of its attempts here has sampled."""
     counters: dict[str, int]
-    """Of its recorded turns."""
+    """Counters of its recorded turns."""
     error: str
 
 
 class TraceLines(_Part):
-    """Of the trace of a worker that has no run's folder: whole lines, and the head of their file."""
+    """Trace of a worker without the run's folder: whole lines, and the head of their file."""
 
     head: bytes
     lines: bytes
 
 
 class WorkerStatus(_Part):
-    """How a worker is, and what is new since its last report."""
+    """State of a worker, and the changes since its last report."""
 
     moves: dict[str, tuple[str | None, int]]
-    """The engine of each rollout that has moved, and its attempt; None for no engine."""
+    """Engine (None for no engine) and attempt of each rollout that has moved, by uid."""
     servers: list[tuple[str, bool]]
-    """Engines that do not answer (true), or do again."""
+    """Engines that stopped answering (true), or answer again (false)."""
     waits_for_engine: bool
     blocked_s: float
-    """For how long the event loop of the user's code has stood still, and in which line."""
+    """Seconds for which the event loop of the user's code has been blocked; ``blocked_at`` is the line."""
     blocked_at: str
     is_gone: bool
-    """The buffer wants nothing any more."""
+    """The buffer's run is over: it accepts nothing any more."""
     failure: str
-    """Why the worker cannot go on with the job, or ""."""
+    """Why the worker cannot continue the job, or ""."""
     trace: list[TraceLines]
 
 
@@ -103,5 +103,5 @@ encode = msgspec.msgpack.encode
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """What was encoded as this."""
+    """Decode a message of this type."""
     return msgspec.msgpack.decode(body, type=kind)

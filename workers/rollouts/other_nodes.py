@@ -1,4 +1,4 @@
-"""Workers on other machines: whether they reach what they need, and how they get the code of the run."""
+"""Workers on other machines: checks that they reach the addresses they need, and ships them the code of the run."""
 
 import asyncio
 import fcntl
@@ -18,20 +18,20 @@ from forebay.core.errors import InvalidInput
 from forebay.generators.process.spec import RunSpec
 
 Address = tuple[str, str]
-"""A URL, after the field or setting that says it."""
+"""A field or setting, and the URL that it contains."""
 CONNECT_S = 5.0
 _WHAT = {
-    "public_url": ("this server", "the server's setting public_url is the address by which they can"),
-    "gateway_url": ("the gateway", "the server's setting gateway_url is the address by which they can"),
-    "remote_engine_url": ("the engine", "name it by an address that they can reach"),
+    "public_url": ("this server", "set the server's public_url to an address that they can reach"),
+    "gateway_url": ("the gateway", "set the server's gateway_url to an address that they can reach"),
+    "remote_engine_url": ("the engine", "give its address on a network that they can reach"),
 }
 FOLDERS = ("code", "packages")
-"""Of the run's folder: the copy, and the names by which its files import each other."""
+"""Folders of the run's folder that hold its code: the copy, and the packages by which its files import each other."""
 _PREFIX = "forebay-run-"
 
 
 class NeededAddresses:
-    """What the workers of a run on a cluster need; ``has_others``: some of its nodes are other machines."""
+    """Addresses that a run's workers on a cluster must reach. ``has_others``: some nodes are other machines."""
 
     def __init__(self, payload: dict[str, Any], *, has_others: bool) -> None:
         self._has_others = has_others
@@ -41,27 +41,27 @@ class NeededAddresses:
             self.need("remote_engine_url", url)
 
     def need(self, field: str, url: str) -> None:
-        """One more. Raises ``InvalidInput`` if it is this machine's alone, and there are others."""
+        """Add an address. Raises ``InvalidInput`` if only this machine reaches it and there are others."""
         if self._has_others:
             check_address_of(field, url)
         self.addresses.append((field, url))
 
 
 def check_address_of(field: str, url: str) -> None:
-    """Raises ``InvalidInput`` if other machines cannot reach it."""
+    """Raise ``InvalidInput`` if other machines cannot reach ``url``."""
     if is_local_url(url):
         raise refusal((field, url), "workers on other machines")
 
 
 def refusal(address: Address, who: str) -> InvalidInput:
-    """``who`` cannot reach it."""
+    """The error that ``who`` cannot reach this address."""
     field, url = address
     what, hint = _WHAT[field]
     return InvalidInput(f"{who} cannot reach {what} at {without_login(url)}", hint=hint, field=field)
 
 
 async def out_of_reach(addresses: Sequence[Address]) -> list[Address]:
-    """Those at which nobody takes a connection from here."""
+    """Addresses that accept no connection from this machine."""
     answers = await asyncio.gather(*(_takes_connection(url) for _, url in addresses))
     return [address for address, answers_us in zip(addresses, answers, strict=True) if not answers_us]
 
@@ -72,14 +72,14 @@ async def _takes_connection(url: str) -> bool:
     try:
         async with asyncio.timeout(CONNECT_S):
             _, writer = await asyncio.open_connection(parts.hostname, port)
-    except OSError:  # a time-out is one, too
+    except OSError:  # includes TimeoutError
         return False
     writer.close()
     return True
 
 
 def pack_code(spec: RunSpec) -> bytes:
-    """What a node needs of the run's folder; links that lead out of it stay links."""
+    """Pack the parts of the run's folder that a node needs. Links that lead out of it stay links."""
     packed = io.BytesIO()
     run_dir = Path(spec.module_path).parents[1]
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
@@ -95,11 +95,11 @@ def has_code(spec: RunSpec) -> bool:
 
 
 def unpacked(spec: RunSpec, packed: bytes) -> RunSpec:
-    """The same run with its code in a folder of this machine; those of processes that are gone are removed."""
+    """Unpack the code in a folder of this machine; returns the spec for it. Removes folders of dead processes."""
     _remove_old()
     run_dir = _own_folder()
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        # Our own lead has packed it, links included; the first releases of Python 3.11 know no filters.
+        # The lead packed it, links included. The first releases of Python 3.11 have no filters.
         archive.extraction_filter = getattr(tarfile, "tar_filter", lambda member, _: member)
         archive.extractall(run_dir)  # noqa: S202 - see above
     module = Path(spec.module_path)
@@ -107,7 +107,7 @@ def unpacked(spec: RunSpec, packed: bytes) -> RunSpec:
 
 
 def _own_folder() -> Path:
-    """One that is locked for as long as this process lives: actors are killed, and clean nothing up."""
+    """A folder locked while this process lives. Actors are killed without cleaning up, so the lock marks live ones."""
     draft = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}"))
     _lock(draft)
     return draft.rename(draft.with_name(draft.name.removeprefix("new-")))
@@ -117,7 +117,7 @@ def _remove_old() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
             os.close(_lock(folder))
-        except OSError:  # somebody else's, or in use
+        except OSError:  # another user's, or in use
             continue
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""One job of the lead: what its parts are where workers run the rollouts, and who hears what these report."""
+"""One job of the lead: its engines and writer when workers run the rollouts, and the handling of their reports."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +23,11 @@ from forebay.workers.rollouts.run_worker import RunWorker
 from forebay.workers.rollouts.supervisor import WorkerSupervisor
 
 STOP_S = 7.0
-"""A worker answers within its own limit; one that does not is not waited for."""
+"""Longest wait for the workers' replies to ``stop``. Each worker has its own, shorter limit."""
 
 
 class RemoteEngines:
-    """In place of an ``EnginePool``, for a job. ``on_state`` sends at once what workers have to know of the run."""
+    """Replaces a job's ``EnginePool``. ``on_state`` sends the state of the run to the workers at once."""
 
     def __init__(self, pool: EnginePool, rollouts: dict[str, RemoteRollout], on_state: Callable[[], None]) -> None:
         self._pool, self._rollouts, self._on_state = pool, rollouts, on_state
@@ -35,7 +35,7 @@ class RemoteEngines:
         self._tasks = TaskSet()
 
     def announce(self, weights: AnnouncedWeights | None) -> None:
-        """Of ``JobEngines``, as those below. The workers hear of it with the state of the run."""
+        """Set new weights, sent with the state of the run. Implements ``JobEngines``, like all methods below."""
         self.weights = weights
         self._pool.announce(weights)
 
@@ -49,7 +49,7 @@ class RemoteEngines:
         await self._pool.abort(rid_prefix)
 
     async def stop(self, calls: Callable[[], Iterable[Call]], limit_s: float | None = STOP_S) -> None:
-        self._on_state()  # whether it is held they must know before
+        self._on_state()  # workers must know before whether the run is held
         uids, are_over = uids_of(list(calls()))
         by_worker: dict[RunWorker, list[str]] = {}
         for uid in uids:
@@ -60,7 +60,7 @@ class RemoteEngines:
             await asyncio.wait(answers, timeout=limit_s)
 
     async def _stop(self, worker: RunWorker, uids: list[str], are_over: bool) -> None:
-        with suppress(Exception):  # a worker that is gone answers nothing any more
+        with suppress(Exception):  # a worker that is gone does not answer
             tokens: dict[str, int] = await worker.call("stop", uids, are_over)
             for uid, number in tokens.items():
                 if (rollout := self._rollouts.get(uid)) is not None:
@@ -68,9 +68,9 @@ class RemoteEngines:
 
 
 class RemoteWriter:
-    """In place of an ``AsyncWriter``, for a job: the workers send the samples, and ``own`` those that no worker has.
+    """Replaces a job's ``AsyncWriter``: workers send their samples, and ``own`` sends those that no worker has.
 
-    Up to ``max_waiting`` may be on their way. ``on_judged`` is told of each that is on the disk, or was refused.
+    Up to ``max_waiting`` samples are in transit. ``on_judged`` is called for each that is on the disk or was refused.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RemoteWriter:
         self._tasks = TaskSet()
 
     async def write(self, sample: Sample) -> None:
-        """Of ``JobWriter``, as those below."""
+        """Deliver a sample. Implements ``JobWriter``, like the methods below."""
         rollout = self._rollouts.get(sample["uid"])
         if rollout is None or "messages" in sample:
             await self._own.write(sample)
@@ -116,7 +116,7 @@ class RemoteWriter:
         await self._own.close()
 
     async def stop(self) -> None:
-        """The job is over, whatever waits."""
+        """End at once; undelivered samples are dropped."""
         await self._tasks.cancel()
         await self._own.stop()
 
@@ -125,22 +125,22 @@ class RemoteWriter:
             self.note_judged({"uid": rollout.uid})
 
     def note_judged(self, sample: Sample) -> None:
-        """The sample of a rollout is on the disk, or was refused."""
+        """Record that the sample of a rollout is on the disk or was refused."""
         self._on_way.discard(sample["uid"])
         self._changed.notify()
         self._on_judged(sample)
 
     def fail(self, error: BaseException) -> None:
-        """Nothing can be written any more."""
+        """Make ``watch`` raise this error."""
         if not self._failure.done():
             self._failure.set_exception(error)
-            self._failure.exception()  # a job that has ended otherwise does not ask for it
+            self._failure.exception()  # marks it as retrieved: a job that has already ended never awaits it
 
 
 class RemoteJob:
     """A ``SupervisedJob``: the ``number``-th of its run.
 
-    All workers have to reach the ``addresses``, as far as this process does.
+    All workers must reach those of the ``addresses`` that this process reaches.
     """
 
     def __init__(
@@ -156,16 +156,16 @@ class RemoteJob:
         traces.on_end = self._note_over
         own = around.link.writer(around.queue_size, self._note_own_judged)
         self._runner = RemoteRunner(around, workers, self._rollouts, own)
-        # One more is being offered, as in a writer's own queue.
+        # Plus the sample being offered, as in a writer's own queue.
         self._writer = RemoteWriter(own, self._rollouts, self._runner, around.queue_size + 1, traces.note_judged)
         self._engines = RemoteEngines(around.pool, self._rollouts, self._send_state)
         self.places = JobPlaces(self._engines, self._runner, self._writer, traces)
-        """What the job has of it."""
+        """The parts that the job uses."""
         around.reporter.watch_workers(workers.report)
         around.hold.on_news = around.clock.on_change = self._note_state
 
     async def close(self) -> None:
-        """The job is over."""
+        """Stop the runner and the writer."""
         self._around.hold.on_news = self._around.clock.on_change = lambda: None
         await self._tasks.cancel()
         await self._runner.close()
@@ -182,7 +182,7 @@ class RemoteJob:
     # --- the state of the run
 
     def order_for(self, number: int) -> JobOrder:
-        """Of ``SupervisedJob``, as all below."""
+        """The job's order for one worker. Implements ``SupervisedJob``, like all methods below."""
         plan = self._around.plan
         return JobOrder(
             number=self._number,
@@ -198,7 +198,7 @@ class RemoteJob:
         )
 
     def _share(self, total: int, number: int) -> int:
-        """What a worker has of something of which the run has so many; at least 1."""
+        """One worker's share of the run's ``total``; at least 1."""
         each, rest = divmod(total, self._workers.num_workers)
         return max(1, each + (number < rest))
 
@@ -207,7 +207,7 @@ class RemoteJob:
         return JobState(hold.is_held, hold.is_paused, hold.step, clock.is_running, self._engines.weights)
 
     def _note_state(self) -> None:
-        # Several things change at once as a rule: they are sent together.
+        # Changes usually come in groups: they are sent together.
         if not self._is_state_due:
             self._is_state_due = True
             asyncio.get_running_loop().call_soon(self._send_state)
@@ -218,7 +218,7 @@ class RemoteJob:
             self._sent = state
             self._workers.send_all("set_state", encode(state))
 
-    # --- what becomes of workers
+    # --- state of workers
 
     def note_lost(self, worker: RunWorker) -> None:
         self._around.reporter.note_waiting(False, worker.number)
@@ -237,7 +237,7 @@ class RemoteJob:
             self._tasks.start(self._check_reach(worker, address))
 
     async def _check_reach(self, worker: RunWorker, address: Address) -> None:
-        # What this machine does not reach either may be back soon: an engine that starts again.
+        # An address that this machine does not reach either may return soon, such as a restarting engine.
         if not await out_of_reach([address]):
             self.fail(refusal(address, f"the workers on {worker.state_report().node}"))
 

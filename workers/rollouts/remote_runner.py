@@ -1,4 +1,4 @@
-"""Running rollouts in workers, and having their samples delivered: again in another worker where one dies."""
+"""Runs rollouts in workers and has them deliver the samples; repeats both in another worker when one dies."""
 
 import asyncio
 import json
@@ -41,26 +41,26 @@ from forebay.workers.rollouts.supervisor import MAX_DEATHS, WorkerSupervisor
 logger = logging.getLogger(__name__)
 
 LAST_WORD_S = 2.0
-"""So long a rollout that is not needed any more is waited for, to tell what it has sampled."""
+"""Longest wait for a rollout that is not needed any more to report its sampled tokens."""
 WORKERS = "workers"
-"""In place of an engine's address, for all calls of a rollout that a worker makes."""
+"""Stands for an engine's address in all calls of a rollout that a worker makes."""
 STREAMS = "/streams"
 
 
 @dataclass
 class RemoteRecord:
-    """Of what a worker has recorded, the lead has the numbers."""
+    """The counters of what a worker recorded; the lead has nothing else of it."""
 
     counters: Mapping[str, int] = field(default_factory=dict)
 
     def sample_fields(self) -> Sequence[dict[str, Any]]:
-        """They are the worker's."""
+        """Always empty: the worker has the fields."""
         return ()
 
 
 @dataclass
 class RemoteExecution:
-    """One attempt, as far as it is counted."""
+    """The counted parts of one attempt."""
 
     num_sampled_tokens: int = 0
     trajectory: Recorded = field(default_factory=RemoteRecord)
@@ -68,23 +68,23 @@ class RemoteExecution:
 
 @dataclass(eq=False)
 class RemoteRollout:
-    """From the moment at which a worker is asked to run it until its sample is on the disk, or nobody needs it."""
+    """A rollout from its first order to a worker until its sample is on the disk or no longer needed."""
 
     uid: str
     plan: GroupPlan
     number: int
     attempt: int
-    """That began last, as far as it is known."""
+    """The latest attempt known to the lead."""
     group: OpenGroup | None = None
     rollout_slot: RolloutSlot | None = None
     is_done: bool = False
-    """It has ended; its samples wait in its worker."""
+    """Whether it has ended; its samples wait in its worker."""
     slot: int | None = None
-    """Once its sample is to be written."""
+    """Slot of its sample, once assigned."""
     worker: RunWorker | None = None
-    """Where it is; None once that is gone."""
+    """The worker that has it; None once that worker is gone."""
     is_dropped: bool = False
-    """It is not needed, and its worker knows."""
+    """Whether its worker was notified that it is not needed."""
 
     def order(
         self,
@@ -93,7 +93,7 @@ class RemoteRollout:
         left_s: float,
         waited: tuple[str, int, list[Span]],
     ) -> Order:
-        """What a worker is asked."""
+        """The order to a worker."""
         return Order(
             uid=self.uid,
             row=line_of(self.plan.row),
@@ -111,12 +111,12 @@ class RemoteRollout:
 
     @property
     def execution(self) -> RemoteExecution | None:
-        """The present attempt."""
+        """The current attempt."""
         known = self.group.rollouts.get(self.number) if self.group is not None else None
         return known[-1] if known and isinstance(known[-1], RemoteExecution) else None
 
     def note_moved(self, engine: str | None, attempt: int) -> None:
-        """It was on this engine, or on none, when its worker reported: in this attempt."""
+        """Record the engine (None for no engine) and the attempt that its worker reported."""
         if self.is_done or attempt < self.attempt:
             return
         while self.attempt < attempt:
@@ -127,12 +127,12 @@ class RemoteRollout:
             self.rollout_slot.move(engine)
 
     def note_tokens(self, tokens: int) -> None:
-        """So many its present attempt has sampled."""
+        """Record the tokens that its current attempt has sampled."""
         if (execution := self.execution) is not None:
             execution.num_sampled_tokens = tokens
 
     def note_done(self, done: Done) -> None:
-        """It has ended: what its attempts have sampled is known."""
+        """Record its end, with the tokens of its attempts."""
         self.is_done = True
         if self.group is not None:
             last = len(done.tokens) - 1
@@ -143,7 +143,7 @@ class RemoteRollout:
 
     @contextmanager
     def standing_for_calls(self, group: OpenGroup) -> Iterator[None]:
-        """Whatever calls it has in flight: those answered in one piece, and streams."""
+        """Enter placeholders in the group for its calls in flight: one for whole replies, one for streams."""
         whole, streams = (WORKERS, self.uid), (WORKERS, self.uid + STREAMS)
         group.begin_stream(streams)
         try:
@@ -153,7 +153,7 @@ class RemoteRollout:
             group.end_stream(streams)
 
     def failed(self, error: ForebayError, slot: int) -> Sample:
-        """Its sample, where no worker has come to one."""
+        """A failed sample, for a rollout that no worker completed."""
         unbegun = Unbegun(self.plan, self.uid, self.number, slot, self.attempt)
         return failed_sample(unbegun, error, RolloutOutcome.ENVIRONMENT_FAILURE)
 
@@ -168,16 +168,16 @@ class KilledWorkers(ForebayError):
 
 
 class TookTooLong(ForebayError):
-    """A rollout was made again after its sample was lost, and has not ended in the time of a group."""
+    """A rollout was repeated because its sample was lost, and exceeded the time of a group."""
 
     code = "took_too_long"
 
     def __init__(self) -> None:
-        super().__init__("its sample was lost with its worker; made again, it took longer than its group may")
+        super().__init__("its sample was lost with its worker; the repeated rollout exceeded the group's time limit")
 
 
 def uids_of(calls: Sequence[Call]) -> tuple[list[str], bool]:
-    """The rollouts for which calls stand, and whether their streams are meant too."""
+    """The rollouts that these placeholder calls stand for, and whether their streams are included."""
     uids = [uid.removesuffix(STREAMS) for url, uid in calls if url == WORKERS]
     return list(dict.fromkeys(uids)), any(uid.endswith(STREAMS) for _, uid in calls)
 
@@ -191,10 +191,10 @@ def line_of(row: TaskRow) -> bytes:
 
 
 class RemoteRunner:
-    """In place of a ``RolloutRunner``, for a job: what it gives as samples stands for those that a worker has.
+    """Replaces a job's ``RolloutRunner``. The samples it returns are placeholders; the worker keeps the real ones.
 
-    ``rollouts`` are all that workers have something of, by uid; ``own`` takes the samples of rollouts that no worker
-    survives.
+    ``rollouts`` has all rollouts that workers still hold, by uid. ``own`` writes failed samples of rollouts that no
+    worker survives.
     """
 
     def __init__(
@@ -208,17 +208,17 @@ class RemoteRunner:
         self._tasks = TaskSet()
 
     async def close(self) -> None:
-        """The job is over."""
+        """Cancel its tasks."""
         await self._tasks.cancel()
 
     async def when_ready(self) -> None:
-        """Of ``JobRunner``: when some worker takes rollouts."""
+        """Wait until some worker takes rollouts. Implements ``JobRunner``."""
         await self._workers.when_any_ready()
 
     async def samples(
         self, group: OpenGroup, number: int, trace: RolloutTrace, rollout_slot: RolloutSlot
     ) -> list[Sample]:
-        """Of ``JobRunner``; raises ``RolloutLost`` besides, when the worker dies."""
+        """Run one rollout. Implements ``JobRunner``; also raises ``RolloutLost`` when the worker dies."""
         rollout = RemoteRollout(trace.uid, group.plan, number, trace.num_attempts - 1, group, rollout_slot)
         if self._is_deadly(rollout):
             return [rollout.failed(KilledWorkers(self._workers.last_reason), number)]
@@ -255,7 +255,7 @@ class RemoteRunner:
         group.note_rollout(rollout.number, RemoteExecution())
         order = rollout.order(engine, rollout_slot.cap_tokens, group.deadline_left_s(), attempt.waited())
         running = self._tasks.start(self._ran(rollout, worker, order))
-        running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it may come too late
+        running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # may have no waiter left
         try:
             with rollout.standing_for_calls(group):
                 return await asyncio.shield(running)
@@ -267,7 +267,7 @@ class RemoteRunner:
             trace.num_attempts = rollout.attempt + 1
 
     async def _ran(self, rollout: RemoteRollout, worker: RunWorker, order: Order) -> Done:
-        """The end of a rollout in a worker. Raises ``RolloutLost``."""
+        """Run a rollout in a worker and wait for its end. Raises ``RolloutLost``."""
         rollout.worker = worker
         self._rollouts[rollout.uid] = rollout
         try:
@@ -280,20 +280,20 @@ class RemoteRunner:
         return done
 
     async def _abort(self, rollout: RemoteRollout) -> None:
-        # Of this attempt alone: the next one has begun elsewhere, and an abort is repeated until nothing is left.
+        # Only this attempt: the next one runs elsewhere, and an abort is repeated until no call is left.
         run_id, attempt = self._around.plan.run_id, rollout.attempt
         await self._around.pool.abort(attempt_rid_prefix(run_id, rollout.plan.group_id, rollout.number, attempt))
 
     def drop(self, rollout: RemoteRollout, ending: str) -> None:
-        """A rollout, or its sample, is not needed any more."""
+        """Have the worker discard a rollout or its sample, which is not needed any more."""
         if rollout.worker is not None and rollout.slot is None and not rollout.is_dropped:
             rollout.is_dropped = True
             rollout.worker.send("drop", rollout.uid, ending)
 
     async def deliver(self, rollout: RemoteRollout, slot: int) -> bool:
-        """Have the sample of a rollout sent to its slot, if need be another copy of it.
+        """Have the sample of a rollout sent to its slot; repeats the rollout if its worker dies.
 
-        Whether it is on the buffer's disk, or was refused; else the lead's own writer has a failed one in its place.
+        Returns True once the buffer has stored or refused it, False if the lead's writer got a failed sample instead.
         """
         while True:
             if (worker := rollout.worker) is not None:
@@ -301,16 +301,16 @@ class RemoteRunner:
                     await worker.call("deliver", rollout.uid, slot)
                 except Exception as error:  # noqa: BLE001 - as above
                     self._workers.note_lost(worker, error)
-                    # Where the worker was gone, another rollout was why; else it may be this sample.
+                    # A lost worker may have died of another rollout; any other error may be due to this sample.
                     self._workers.deaths[rollout.uid] += not isinstance(error, WorkerLost)
                 else:
                     return True
-            logger.warning("the sample of rollout %s was lost with its worker: it is made again", rollout.uid)
+            logger.warning("the sample of rollout %s was lost with its worker; repeating the rollout", rollout.uid)
             if not await self._made_again(rollout, slot):
                 return False
 
     async def _made_again(self, rollout: RemoteRollout, slot: int) -> bool:
-        rollout.group = rollout.rollout_slot = None  # its first copy is counted there
+        rollout.group = rollout.rollout_slot = None  # the first copy is already counted there
         rollout.is_done = False
         while True:
             rollout.attempt += 1
@@ -326,7 +326,7 @@ class RemoteRunner:
                 continue
             finally:
                 self._workers.release(worker, rollout.uid)
-            if done.status == "closed":  # without a sample, and its slot waits for one
+            if done.status == "closed":  # it has no sample, but its slot waits for one
                 await self._own.write(rollout.failed(TookTooLong(), slot))
                 return False
             return True

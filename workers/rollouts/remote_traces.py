@@ -1,4 +1,4 @@
-"""Traces of rollouts that run in workers: as the lead has them, and as workers without the run's folder send them."""
+"""Traces of rollouts that run in workers: the lead's part, and the transfer from workers without the run's folder."""
 
 import logging
 from collections.abc import Callable
@@ -19,29 +19,29 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteAttempt(AttemptTrace):
-    """What an attempt has waited for. Its summary is the worker's, unless it came to none, or its worker is gone."""
+    """The waits of an attempt. Its worker writes the summary, unless no worker took it or that worker is gone."""
 
     def __init__(self, tracer: "RemoteTracer", uid: str, group: str, attempt: int, begun: int | None) -> None:
         super().__init__(tracer, uid=uid, group=group, attempt=attempt, begun=begun, is_kept=False)
         self.worker: int | None = None
-        """In which it runs."""
+        """Number of the worker that runs it."""
         self._tracer = tracer
 
     def waited(self) -> tuple[str, int, list[Span]]:
-        """Its id, how long ago it was begun, and what has been waited for since, in nanoseconds."""
+        """Its id, its age, and its waits so far, in nanoseconds."""
         now = self.now()
         spans = [(name, int(begun) - self.begun, int(end - begun)) for name, begun, end, _, _ in self._collected]
         return self.id, now - self.begun, spans
 
     def phases(self, until: int | None = None) -> dict[str, int]:  # noqa: ARG002 - the worker knows them all
-        """None: they are not put into the sample here."""
+        """Always empty: the worker puts the phases into the sample."""
         return {}
 
     def summary(self, *, until: int | None = None, **fields: Any) -> RolloutSummary:
-        """End it here."""
+        """End the attempt; writes a summary only if its worker does not."""
         if self.worker is not None and fields.get("ending") != "lost":
             return RolloutSummary(t=0, d=0, id="", uid=self.uid, group=self.group, instance="")
-        # What the worker has recorded of it before its end is below the same span.
+        # The worker's records of it, up to the worker's end, have the same span as parent.
         known_as = "" if self.worker is None else self.id
         own = self._tracer.own.attempt(self.uid, self.group, self.attempt, self.begun, known_as)
         for name, begun, end, _, _ in self._collected:
@@ -50,26 +50,26 @@ class RemoteAttempt(AttemptTrace):
 
 
 class RemoteTracer(Tracer):
-    """Makes these, over the tracer that is the lead's ``own``."""
+    """Makes ``RemoteAttempt`` objects on top of the lead's ``own`` tracer."""
 
     def __init__(self, own: Tracer) -> None:
         super().__init__(TraceSettings(folder="", run_id=own.run_id, max_bytes=0), "run")
         self.own = own
 
     def now(self) -> int:
-        """As its own has it."""
+        """Current time of ``own``."""
         return self.own.now()
 
     def at(self, monotonic_s: float) -> int:
-        """As above."""
+        """Time of ``own`` at this monotonic time."""
         return self.own.at(monotonic_s)
 
     def write(self, record: Record) -> None:
-        """What belongs to no attempt."""
+        """Write a record that belongs to no attempt."""
         self.own.write(record)
 
     def watch(self, scope: Scope) -> None:
-        """What lasts long lasts elsewhere."""
+        """Do nothing: long scopes run in the workers."""
 
     def attempt(
         self,
@@ -77,20 +77,20 @@ class RemoteTracer(Tracer):
         group: str,
         attempt: int,
         begun: int | None = None,
-        id: str = "",  # noqa: A002, ARG002 - as its base has it
+        id: str = "",  # noqa: A002, ARG002 - signature of the base class
     ) -> AttemptTrace:
-        """Of one rollout."""
+        """The trace of one attempt of a rollout."""
         return RemoteAttempt(self, uid, group, attempt, begun)
 
 
 def remote_attempt(trace: RolloutTrace) -> RemoteAttempt:
-    """The present attempt of a rollout of the lead."""
+    """The current attempt of a rollout of the lead."""
     assert isinstance(trace.attempt, RemoteAttempt)
     return trace.attempt
 
 
 class SentTrace:
-    """In the worker, what its tracer has in place of a ``TraceFile``."""
+    """Replaces the ``TraceFile`` of a worker's tracer: sends the lines to the lead."""
 
     def __init__(self, head: Head, send: Callable[[TraceLines], None]) -> None:
         self._head, self._send = msgspec.json.encode(head), send
@@ -100,29 +100,29 @@ class SentTrace:
         self._send(TraceLines(self._head, lines))
 
     def close(self) -> None:
-        """Nothing is open here."""
+        """Do nothing: no file is open."""
 
 
 class ReceivedTrace:
-    """In the lead: one worker's, as files of its own, like those that workers of this machine write."""
+    """One worker's trace in the lead, written to files like those that workers on this machine write."""
 
     def __init__(self) -> None:
         self._file: TraceFile | None = None
         self._is_over = False
 
     def append(self, lines: TraceLines) -> None:
-        """Write them. What goes wrong ends the trace, and costs no rollout."""
+        """Write lines. An error ends the trace; rollouts are not affected."""
         if self._is_over:
             return
         try:
             if self._file is None:
                 self._file = trace_file_of(run_tracer().settings, msgspec.json.decode(lines.head, type=Head))
             self._file.append(lines.lines)
-        except Exception as error:  # noqa: BLE001 - a full disk, as a rule
+        except Exception as error:  # noqa: BLE001 - usually a full disk
             self._is_over = True
-            logger.warning("the trace of a worker ends here, its rollouts go on: %s", error)
+            logger.warning("cannot write the trace of a worker, so it ends here; its rollouts continue: %s", error)
 
     def close(self) -> None:
-        """No more will come."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()

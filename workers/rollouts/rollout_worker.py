@@ -1,6 +1,6 @@
-"""One worker of a run: calls the user's ``run_rollout`` in a thread, whose jobs run the rollouts that the lead calls.
+"""One worker of a run: calls the user's ``run_rollout`` in a thread. Its jobs run the rollouts that the lead requests.
 
-The methods of ``RolloutWorker`` run in the event loop of its calls, and what they ask of a job in that of the user's.
+The methods of ``RolloutWorker`` run in the worker's event loop; they call the job in the event loop of user code.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from forebay.workers.rollouts.remote_traces import SentTrace
 T = TypeVar("T")
 
 BLOCKED_S = 5.0
-"""A loop that is blocked for so long is reported."""
+"""Shortest blocking of the event loop that is reported."""
 
 
 class _Running(NamedTuple):
-    """The job that this worker takes part in now, in the event loop of the user's code."""
+    """The current job of this worker, in the event loop of the user's code."""
 
     job: MemberJob
     loop: asyncio.AbstractEventLoop
@@ -40,22 +40,22 @@ class _Running(NamedTuple):
 
 
 class _Passage:
-    """One job of ``run_rollout``, as far as the lead has come with it. Resolved in one thread, awaited in another."""
+    """Progress of the lead in one job of ``run_rollout``. Futures are resolved in one thread, awaited in another."""
 
     def __init__(self) -> None:
         self.begun: Future[JobOrder | None] = Future()
-        """None: it was over before this worker came to it."""
+        """None: the job was over before this worker reached it."""
         self.ready: Future[list[Address]] = Future()
         self.ended: Future[dict[str, Any] | None] = Future()
         for each in (self.begun, self.ready, self.ended):
-            each.set_running_or_notify_cancel()  # a caller that goes away cancels none of them
+            each.set_running_or_notify_cancel()  # so that a cancelled caller cannot cancel them
 
 
 class RolloutWorker(Worker):
-    """Of the run of ``spec``. It loads the run's copy of the generator, so that nothing of a user's is pickled."""
+    """Worker of the run of ``spec``. It loads the run's copy of the generator, so no user object is pickled."""
 
     def __init__(self, spec: dict[str, Any], code: bytes = b"") -> None:
-        """``code``: the run's copy, for a machine that has not got it."""
+        """``code``: the run's packed copy, for a machine that lacks it."""
         self._spec, self._code = RunSpec(**spec), code
         self._changes = WorkerChanges()
         self._passages: dict[int, _Passage] = {}
@@ -68,48 +68,48 @@ class RolloutWorker(Worker):
     # --- called by the lead
 
     async def returned(self) -> bytes:
-        """Return when ``run_rollout`` has: the traceback of what it raised, or "", and the rest of the trace."""
+        """Wait for ``run_rollout``. Returns the traceback of its error, or "", and the rest of the trace."""
         trace = await asyncio.wrap_future(self._returned)
         return encode((trace, self._changes.take().trace))
 
     async def begin_job(self, order: bytes) -> list[Address]:
-        """Take rollouts of a job, once the user's code has come to it; returns addresses out of reach."""
+        """Take rollouts of a job once the user's code reaches it. Returns the addresses out of reach."""
         job = decode(order, JobOrder)
         passage = self._passage(job.number)
         passage.begun.set_result(job)
         return await asyncio.wrap_future(passage.ready)
 
     async def end_job(self, number: int, totals: dict[str, Any] | None) -> None:
-        """A job is over, with these totals; None: it has failed, and so ends the worker."""
+        """End a job with these totals. None: the job has failed, which ends the worker."""
         passage = self._passage(number)
         passage.ended.set_result(totals)
         if not passage.begun.done():
             passage.begun.set_result(None)
 
     async def rollout(self, order: bytes) -> bytes:
-        """Run one; its samples wait here. Cancelled, it ends, and so do its engine calls."""
+        """Run one rollout; its samples wait here. Cancelling it aborts its engine calls."""
         given = decode(order, Order)
         return encode(await self._in_job(lambda job: job.rollout(given)))
 
     async def deliver(self, uid: str, slot: int) -> None:
-        """Send the samples of a rollout to their slot; returns when they are on the buffer's disk, or were refused."""
+        """Send the samples of a rollout to their slot. Returns once the buffer has stored or refused them."""
         await self._in_job(lambda job: job.deliver(uid, slot))
 
     async def drop(self, uid: str, ending: str) -> None:
-        """A rollout, or its sample, is not needed: it ends, if it still runs."""
+        """Discard a rollout or its sample, which is not needed. Ends it if it still runs."""
         await self._in_job(lambda job: job.drop(uid, ending))
 
     async def stop(self, uids: list[str], are_over: bool) -> dict[str, int]:
-        """End the engine calls of these rollouts; the tokens that each has sampled by then."""
+        """End the engine calls of these rollouts. Returns the tokens that each has sampled by then."""
         return await self._in_job(lambda job: job.stop(uids, are_over=are_over))
 
     async def set_state(self, state: bytes) -> None:
-        """The state of the run has changed."""
+        """Apply a new state of the run."""
         given = decode(state, JobState)
         await self._in_job(lambda job: job.set_state(given))
 
     async def report(self) -> bytes:
-        """How this worker is. Does not need the user's event loop, which may be blocked."""
+        """Status of this worker. Does not need the user's event loop, which may be blocked."""
         report = self._changes.take()
         if (running := self._running) is not None:
             blocked_s, line = running.watch.blocked()
@@ -120,7 +120,7 @@ class RolloutWorker(Worker):
     async def _in_job(self, work: Callable[[MemberJob], Coroutine[Any, Any, T]]) -> T:
         running = self._running
         if running is None:
-            raise WorkerError(f"worker {self.rank} takes part in no job")
+            raise WorkerError(f"worker {self.rank} has no running job")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(running.job), running.loop))
 
     def _passage(self, number: int) -> _Passage:
@@ -129,7 +129,7 @@ class RolloutWorker(Worker):
     # --- in the thread of the user's code
 
     async def serve(self, open_parts: OpenMember) -> Totals:
-        """Of ``JobMember``. A job that was over before this worker came is passed at once."""
+        """Serve the next job. Implements ``JobMember``; returns at once for a job that is already over."""
         passage, self._num_served = self._passage(self._num_served), self._num_served + 1
         order = await asyncio.wrap_future(passage.begun)
         if order is not None:
@@ -156,7 +156,7 @@ class RolloutWorker(Worker):
                 self._running = None
 
     def _call_run_rollout(self) -> None:
-        if self._spec.backend != "inline":  # else it is the lead's process
+        if self._spec.backend != "inline":  # inline, the output belongs to the lead's process
             set_up_output()
         is_here = has_code(self._spec)
         if self._spec.trace is not None:
@@ -172,7 +172,7 @@ class RolloutWorker(Worker):
         trace = ""
         try:
             self._call_run_rollout()
-        except BaseException:  # noqa: BLE001 - whatever the user's code raises, the lead decides what it means
+        except BaseException:  # noqa: BLE001 - user code may raise anything; the lead decides what follows
             trace = traceback.format_exc()
         run_tracer().flush()
         self._returned.set_result(trace)

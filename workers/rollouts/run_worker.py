@@ -1,4 +1,4 @@
-"""One worker of a run, as its lead has it."""
+"""The lead's handle of one worker of a run."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -16,72 +16,72 @@ ROLE = ""
 
 
 class RunWorker:
-    """One worker, until it is gone. Its jobs may have event loops of their own."""
+    """One worker until it is gone. Each job may use another event loop."""
 
     def __init__(self, number: int, num_restarts: int = 0, reason: str = "") -> None:
         self.number, self.num_restarts = number, num_restarts
         self.state: Literal["unplaced", "starting", "ready", "lost"] = "starting"
         self.rollouts: set[str] = set()
-        """Those in flight, by uid."""
+        """Uids of the rollouts in flight."""
         self.reserved_for: str | None = None
-        """The rollout that runs alone in it."""
+        """The rollout that runs, or will run, alone in it."""
         self.reason = reason
-        """Why it has no place, or why the one before it is gone."""
+        """Why the cluster has no room for it, or why its predecessor is gone."""
         self.last_report: WorkerStatus | None = None
         self.waits_for_engine = False
-        """As its job has taken note of."""
+        """The state that the job's reporter has."""
         self.num_passed = 0
-        """Jobs whose end it has been told."""
+        """Number of jobs whose end was sent to it."""
         self._running: RunningWorker | None = None
         self._returned: Future[bytes] = Future()
         self._trace = ReceivedTrace()
 
     @property
     def is_started(self) -> bool:
-        """Whether there is a process, or one on its way."""
+        """Whether its process runs or is being started."""
         return self._running is not None
 
     def begin(self, running: RunningWorker) -> None:
-        """It was started; calls wait until it has come up."""
+        """Attach the started process; calls wait until it is up."""
         self._running = running
         self._returned = running.call(MethodCall(ROLE, "returned"))
         self._returned.add_done_callback(self._note_returned)
 
     def end(self) -> None:
-        """It has not come up: another one may be started."""
+        """Detach the process, which did not come up, so that another can be started."""
         self._running = None
 
     async def when_started(self) -> None:
-        """Return when it has come up. Raises why it has not."""
+        """Wait until it is up. Raises the error of a failed start."""
         assert self._running is not None
         await awaited(self._running.started)
 
     def call(self, method: str, *args: Any) -> Awaitable[Any]:
-        """Call one of the methods of ``RolloutWorker``; the call goes on there when its caller is cancelled.
+        """Call a method of ``RolloutWorker``. The call continues in the worker when its caller is cancelled.
 
-        Raises whatever keeps it from returning: the process is gone, as a rule.
+        Raises the call's error, usually that the process is gone.
         """
         return awaited(self.send(method, *args))
 
     def send(self, method: str, *args: Any) -> "Future[Any]":
-        """``call``, for a caller that does not wait."""
+        """Like ``call``, without waiting."""
         assert self._running is not None
         return self._running.call(MethodCall(ROLE, method, args))
 
     async def report(self) -> WorkerStatus:
-        """Ask how it is. The trace that comes with it is written, whether or not the caller still waits."""
+        """Request its status. The trace in the report is written even if the caller is cancelled."""
         report: Future[WorkerStatus] = Future()
         self.send("report").add_done_callback(partial(self._take_report, report))
         self.last_report = await awaited(report)
         return self.last_report
 
     async def watch(self) -> None:
-        """Raise why it cannot go on, when its ``run_rollout`` has ended, or its process."""
+        """Wait until its ``run_rollout`` or its process ends, and raise the reason."""
         trace, _ = decode(await awaited(self._returned), tuple[str, list[TraceLines]])
-        raise RuntimeError(trace or "its run_rollout has returned while the job goes on")
+        raise RuntimeError(trace or "its run_rollout has returned while the job is still running")
 
     def close(self, drain_s: float) -> None:
-        """End it once its ``run_rollout`` has returned, or ``drain_s`` are over."""
+        """End it once its ``run_rollout`` has returned, or after ``drain_s``."""
         if self._running is not None:
             wait([self._returned], drain_s)
             self._running.close(0.0)
@@ -92,7 +92,7 @@ class RunWorker:
             self._running.kill()
 
     def state_report(self) -> WorkerReport:
-        """How it is, for the server."""
+        """Its report for the server."""
         vitals, report = self._running.vitals if self._running is not None else None, self.last_report
         return WorkerReport(
             number=self.number,
@@ -111,7 +111,7 @@ class RunWorker:
             status = decode(ended.result(), WorkerStatus)
             for lines in status.trace:
                 self._trace.append(lines)
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
+        except BaseException as error:  # noqa: BLE001 - passed to the caller
             report.set_exception(error)
         else:
             report.set_result(status)
@@ -124,7 +124,7 @@ class RunWorker:
 
 
 async def awaited(future: "Future[Any]") -> Any:
-    """The result of a future of another thread, which goes on when the caller is cancelled, or its loop is closed."""
+    """Result of another thread's future, which keeps running if the caller is cancelled or its loop is closed."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 

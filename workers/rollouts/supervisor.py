@@ -1,4 +1,4 @@
-"""The workers of a run as its lead has them: which of them is free, and another one in place of each that is gone."""
+"""Supervises the workers of a run in its lead: assigns rollouts to free ones and replaces those that die."""
 
 import asyncio
 import logging
@@ -22,64 +22,64 @@ from forebay.workers.rollouts.run_worker import RunWorker, awaited
 logger = logging.getLogger(__name__)
 
 StartWorker = Callable[[int], RunningWorker]
-"""Starts the worker of a number."""
+"""Starts the worker with this number."""
 MAX_DEATHS = 2
-"""A rollout that was in flight at so many deaths runs once more, alone in its worker."""
+"""After this many deaths of its workers, a rollout gets one last try, alone in a worker."""
 MAX_FAILED_STARTS = 3
-"""So many workers in a row may end before they take their first rollout."""
+"""Failed starts in a row, for each worker of the run, after which the job fails."""
 PLACE_AGAIN_S = 2.0
-"""After which it is looked again whether a cluster has room for a worker."""
+"""Delay before another attempt to place a worker on the cluster."""
 REPORT_EVERY_S = 0.2
-"""So often each worker is asked for a report."""
+"""Interval between reports of a worker."""
 
 
 class SupervisedJob(Protocol):
-    """The job that the workers take rollouts of."""
+    """The job whose rollouts the workers run."""
 
     def order_for(self, number: int) -> JobOrder:
-        """What the worker of this number is to know of it."""
+        """The order for the worker with this number."""
 
     def state(self) -> JobState:
-        """How the run is now."""
+        """Current state of the run."""
 
     def take(self, worker: RunWorker, report: WorkerStatus) -> None:
-        """A worker has reported."""
+        """Handle a worker's report."""
 
     def note_unreached(self, worker: RunWorker, addresses: list[Address]) -> None:
-        """A worker does not reach these."""
+        """Handle addresses that a worker does not reach."""
 
     def note_lost(self, worker: RunWorker) -> None:
-        """A worker is gone, with what it had."""
+        """Handle the loss of a worker and the rollouts that it had."""
 
     def note_no_worker(self, has_no_worker: bool) -> None:
-        """There is no worker at all, or there is one again."""
+        """Record whether the run has no ready worker at all."""
 
     def fail(self, error: BaseException) -> None:
-        """It cannot go on."""
+        """Fail the job with this error."""
 
 
 class WorkerSupervisor:
-    """Starts workers with the first job, and others for those that are gone, as long as a job goes on."""
+    """Starts workers with the first job, and replaces those that are gone while a job runs."""
 
     def __init__(self, start: StartWorker, num_workers: int) -> None:
         self._start = start
         self.num_workers = num_workers
         self.members: list[RunWorker] = []
         self.deaths: Counter[str] = Counter()
-        """How often the worker of a rollout in flight has died, by uid."""
+        """Deaths of workers that had the rollout in flight, by its uid."""
         self.last_reason = ""
-        """Why the last one did."""
+        """Reason of the last death."""
         self._changed = Signal()
         self._num_failed_starts = 0
         self._job: SupervisedJob | None = None
         self._ended: list[dict[str, Any] | None] = []
-        """The totals of the jobs before."""
+        """Totals of the jobs that have ended."""
         self._tasks = TaskSet()
 
     # --- jobs
 
     def attach(self, job: SupervisedJob) -> None:
-        """A job begins, in the running event loop."""
+        """Begin a job, in the running event loop."""
         self._job, self._tasks = job, TaskSet()
         job.note_no_worker(True)
         if not self.members:
@@ -89,27 +89,27 @@ class WorkerSupervisor:
             self._tasks.start(self._supervise(member))
 
     async def detach(self) -> None:
-        """It is over."""
+        """End supervision for this job."""
         self._job = None
         await self._tasks.cancel()
 
     def end_job(self, totals: dict[str, Any] | None) -> None:
-        """What stands behind the job is run in the workers too; those that come later pass it at once."""
+        """Send the job's totals to the workers, whose user code then continues. Workers started later skip the job."""
         self._ended.append(totals)
         for member in self.members:
             if member.is_started:
                 self._pass_ended(member)
 
     def close(self, drain_s: float) -> None:
-        """End all of them, after ``drain_s`` at the latest."""
+        """End all workers, after ``drain_s`` at the latest."""
         close_all(self.members, drain_s, limit_s=drain_s + 1.0)
 
     def report(self) -> list[WorkerReport]:
-        """How each of them is."""
+        """Report of each worker."""
         return [member.state_report() for member in self.members]
 
     def send_all(self, method: str, *args: Any) -> None:
-        """Call this at each worker that takes rollouts; one that cannot be called is replaced."""
+        """Call a method on each ready worker. A worker whose call fails is replaced."""
         for member in self.members:
             if member.state == "ready":
                 self._send(member, method, *args)
@@ -120,7 +120,7 @@ class WorkerSupervisor:
     async def _answered(self, member: RunWorker, sent: "Future[Any]") -> None:
         try:
             await awaited(sent)
-        except Exception as error:  # noqa: BLE001 - whatever keeps a worker from doing its work
+        except Exception as error:  # noqa: BLE001 - any error means that the worker must be replaced
             self.note_lost(member, error)
 
     def _pass_ended(self, member: RunWorker) -> None:
@@ -128,10 +128,10 @@ class WorkerSupervisor:
             member.send("end_job", number, totals)
         member.num_passed = len(self._ended)
 
-    # --- places
+    # --- slots
 
     async def take(self, uid: str, *, alone: bool, num_places: int) -> RunWorker:
-        """A worker for one of ``num_places`` rollouts; ``alone``: with no other in it. Waits for one."""
+        """Wait for a worker for one of ``num_places`` rollouts. ``alone``: no other rollout may run in it."""
         try:
             while (member := self._free(uid, alone=alone, num_places=num_places)) is None:
                 await self._changed.wait()
@@ -142,7 +142,7 @@ class WorkerSupervisor:
         return member
 
     def release(self, member: RunWorker, uid: str) -> None:
-        """A rollout is not in flight any more."""
+        """Release the worker of a rollout that has ended."""
         member.rollouts.discard(uid)
         self._keep_free(uid)
         self._changed.notify()
@@ -153,7 +153,7 @@ class WorkerSupervisor:
                 member.reserved_for = None
 
     async def when_any_ready(self) -> None:
-        """Return when some worker takes rollouts."""
+        """Wait until some worker takes rollouts."""
         while not any(member.state == "ready" for member in self.members):
             await self._changed.wait()
 
@@ -171,18 +171,18 @@ class WorkerSupervisor:
         return None if mine.rollouts else mine
 
     def _is_first(self, member: RunWorker, num_places: int) -> bool:
-        """Whether it has its share already, and the others have yet to come up for the first time.
+        """Whether it already has its share while other workers are still starting for the first time.
 
-        Else the first one to be ready would take everything, and long rollouts stay where they have begun.
+        Without this limit the first ready worker would take every rollout, and rollouts never move.
         """
         share = -(-num_places // self.num_workers)
         are_coming = any(each.state == "starting" and not each.num_restarts for each in self.members)
         return are_coming and len(member.rollouts) >= share
 
-    # --- what becomes of workers
+    # --- life of workers
 
     async def _supervise(self, member: RunWorker) -> None:
-        """Start a worker, and have it take rollouts until it or the job is over."""
+        """Start a worker and have it take rollouts until the worker or the job ends."""
         try:
             if not member.is_started:
                 member.begin(await self._started(member.number))
@@ -192,11 +192,11 @@ class WorkerSupervisor:
                 serving.create_task(self._serve(member))
         except PlacementFailed as error:
             await self._wait_place(member, str(error))
-        except InvalidInput as error:  # as a node with other versions: no other worker would do better
+        except InvalidInput as error:  # such as a node with other versions: a new worker would fail, too
             self._fail(error)
         except ExceptionGroup as errors:
             self.note_lost(member, errors.exceptions[0])
-        except Exception as error:  # noqa: BLE001 - whatever keeps a worker from being started
+        except Exception as error:  # noqa: BLE001 - any error of a start
             self.note_lost(member, error)
 
     async def _started(self, number: int) -> RunningWorker:
@@ -215,7 +215,7 @@ class WorkerSupervisor:
         unreached = await member.call("begin_job", encode(order))
         member.state, self._num_failed_starts = "ready", 0
         job.note_unreached(member, unreached)
-        self._send(member, "set_state", encode(job.state()))  # it may have changed meanwhile
+        self._send(member, "set_state", encode(job.state()))  # it may have changed since the order
         job.note_no_worker(False)
         self._changed.notify()
         while True:
@@ -223,17 +223,17 @@ class WorkerSupervisor:
             job.take(member, await member.report())
 
     async def _wait_place(self, member: RunWorker, missing: str) -> None:
-        """The cluster has no room for it: say so, and try again."""
+        """Log that the cluster has no room for the worker, and try again later."""
         member.state, member.reason = "unplaced", missing
         member.end()
-        logger.warning("worker %d waits for a place: %s", member.number, missing)
-        self._changed.notify()  # its share is for the others
+        logger.warning("the cluster has no room for worker %d, which waits: %s", member.number, missing)
+        self._changed.notify()  # the others take its share
         await asyncio.sleep(PLACE_AGAIN_S)
         member.state = "starting"
         self._tasks.start(self._supervise(member))
 
     def note_lost(self, member: RunWorker, error: BaseException) -> None:
-        """It is gone, or has failed: another one takes its place."""
+        """Replace a worker that is gone or has failed."""
         if member.state == "lost":
             return
         is_start = member.state == "starting"
@@ -250,7 +250,7 @@ class WorkerSupervisor:
         if not any(each.state == "ready" for each in self.members):
             self._job.note_no_worker(True)
         if self._num_failed_starts >= MAX_FAILED_STARTS * self.num_workers:
-            self._fail(WorkerError(f"no worker of the run can be started: {reason}"))
+            self._fail(WorkerError(f"the run could not start any worker: {reason}"))
         else:
             new = RunWorker(member.number, member.num_restarts + 1, reason=last_line(reason))
             self.members[member.number] = new
@@ -263,7 +263,7 @@ class WorkerSupervisor:
 
 
 class _OneStart:
-    """Starts a worker in a thread, which cannot be stopped: one that nobody waits for any more is ended again."""
+    """Starts a worker in a thread, which cannot be cancelled. After ``give_up`` the started worker is killed."""
 
     def __init__(self, start: StartWorker, number: int) -> None:
         self._start, self._number = start, number
