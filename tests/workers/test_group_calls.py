@@ -151,7 +151,7 @@ def test_a_group_can_be_had_before_its_workers_are_made() -> None:
         assert group.execute_rank(0, "square", 3).get(WAIT_S) == 9
         with pytest.raises(WorkerFailed, match="no weights"):
             group.thread()
-        assert group.lost == {1: "its classes could not be made"}
+        assert group.lost == {1: "its classes could not be constructed"}
         assert group.square(range(5)).get(WAIT_S) == [0, 1, 4, 9, 16]  # by the one that is there
 
 

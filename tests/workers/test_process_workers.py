@@ -166,7 +166,7 @@ def test_a_process_that_says_nothing_is_lost(start: Start) -> None:
     worker.started.result(30)
     waiting = call(worker, "wait_forever")
     os.kill(worker.vitals.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerLost, match=r"has said nothing for \d+\.\d s"):
+    with pytest.raises(WorkerLost, match=r"was silent for \d+\.\d s"):
         waiting.result(30)
     poll_until(lambda: not psutil.pid_exists(worker.vitals.pid))
 
@@ -176,7 +176,7 @@ def test_code_that_lets_no_thread_run_is_ended_and_the_log_says_where(
 ) -> None:
     worker = start(silence_s=1.5)[0]
     worker.started.result(30)
-    with pytest.raises(WorkerLost, match=r"no thread of it could run for .* its log says in which line|said nothing"):
+    with pytest.raises(WorkerLost, match=r"none of its threads could run for .* its log shows the blocked line|was silent"):
         call(worker, "keep_the_interpreter", 60).result(30)
     assert "in keep_the_interpreter" in capfd.readouterr().err
 
@@ -329,7 +329,7 @@ def test_no_worker_outlives_its_controller_whatever_it_does(tmp_path: Path, copy
 def test_the_kernel_s_want_of_memory_is_said_if_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endings, "count_oom_kills", lambda: {"memory.events": 3})
     assert endings.ending_of(-9, {"memory.events": 2}).endswith(
-        "the kernel has ended a process for want of memory meanwhile"
+        "the kernel killed a process for lack of memory in the meantime"
     )
     assert endings.ending_of(-9, {"memory.events": 3}) == "its process was killed by SIGKILL"
     assert endings.ending_of(-11, {"memory.events": 2}) == "its process was killed by SIGSEGV"

@@ -18,7 +18,7 @@ def test_ray_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "http://10.0.0.1", "head", "head:", ":6379", "head:port"])
 def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
-    with pytest.raises(InvalidInput, match="is no address of a Ray cluster") as refused:
+    with pytest.raises(InvalidInput, match="is not an address of a Ray cluster") as refused:
         ray_cluster.check_address(address)
     assert refused.value.field == "ray_address"
     assert "HOST:PORT" in refused.value.hint

@@ -137,9 +137,9 @@ def test_a_loop_that_stands_still_is_seen_and_is_not_silence(start: Start, tmp_p
 
 
 def test_what_no_node_has_room_for_is_refused_at_once_with_wanted_and_free() -> None:
-    with pytest.raises(PlacementFailed, match=r"no node .* large enough: 2 on one machine want CPU 200; free is .*CPU"):
+    with pytest.raises(PlacementFailed, match=r"no node .* large enough: 2 on one machine need CPU 200; free: .*CPU"):
         RayBackend().start(wanting(100.0, 2))
-    with pytest.raises(PlacementFailed, match=r"want CPU 1, licence 1; free is .*: CPU [\d.]+, probe 2"):
+    with pytest.raises(PlacementFailed, match=r"need CPU 1, licence 1; free: .*: CPU [\d.]+, probe 2"):
         RayBackend().start(wanting(1.0, licence=1))
 
 
@@ -151,7 +151,7 @@ def test_a_worker_waits_for_its_place_and_fails_to_start_when_none_comes(start: 
     lost: list[str] = []
     late.on_lost(lost.append)
     with pytest.raises(
-        PlacementFailed, match=r"no place within 1 s: 1 on one machine want CPU 14; free is .*: CPU 1\b"
+        PlacementFailed, match=r"no room within 1 s: 1 on one machine need CPU 14; free: .*: CPU 1\b"
     ):
         late.started.result(30)
     assert lost == []
@@ -184,7 +184,7 @@ def test_workers_that_are_started_one_by_one_share_their_machine(start: Start) -
     first.started.result(60)
     # The places of the others are taken: a worker that wants more than is left of the node does not start.
     filler = start(wanting(NODE_CPUS - 11.0), backend)[0]
-    with pytest.raises(PlacementFailed, match=r"CPU 5; free is .*: CPU 4"):
+    with pytest.raises(PlacementFailed, match=r"CPU 5; free: .*: CPU 4"):
         filler.started.result(60)
     others = [start(wanted[rank : rank + 1], backend)[0] for rank in (2, 1)]
     assert [call(each, "where").result(60)["rank"] for each in others] == [2, 1]
@@ -312,6 +312,6 @@ def test_a_cluster_that_does_not_answer_is_no_reason_to_start_another(tmp_path: 
 
 def test_a_process_belongs_to_one_cluster() -> None:
     assert RayBackend(address()).free()
-    with pytest.raises(InvalidInput, match=r"connected to the Ray cluster at .* already") as refused:
+    with pytest.raises(InvalidInput, match=r"already connected to the Ray cluster at ") as refused:
         RayBackend("127.0.0.1:9")
     assert refused.value.field == "ray_address"

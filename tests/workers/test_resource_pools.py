@@ -83,7 +83,7 @@ def test_what_is_no_pool_together_is_not_merged() -> None:
     pool = ResourcePool([2, 4])
     with pytest.raises(InvalidInput, match="both pools have the same 2 processes"):
         pool.merged(pool.split(2)[0])
-    with pytest.raises(InvalidInput, match=r"with 1 CPUs and 2 CPUs, 1 disk are no pool") as e:
+    with pytest.raises(InvalidInput, match=r"with 1 CPUs and 2 CPUs, 1 disk cannot form one pool") as e:
         pool.merged(ResourcePool([1], cpus=2, resources={"disk": 1}))
     assert e.value.field == "other"
 
@@ -99,7 +99,7 @@ def test_a_manager_knows_the_pool_of_each_role() -> None:
 
 
 def test_a_role_without_a_pool_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="role 'actor' wants the pool 'large'; there are 'small'") as e:
+    with pytest.raises(InvalidInput, match="role 'actor' names the unknown pool 'large'; there are 'small'") as e:
         ResourcePoolManager({"small": [1]}, {"actor": "large"})
     assert e.value.field == "mapping"
 
@@ -124,11 +124,11 @@ def test_what_cannot_be_placed_is_told_with_role_wanted_and_free() -> None:
     with pytest.raises(PlacementFailed) as e:
         ResourcePoolManager({"x": [3], "y": [3]}, {"actor": "x", "critic": "y"}, backend=Full())
     assert e.value.message == (
-        "there is no place for role 'critic' (pool 'y'): wanted 3 processes with 3 CPU together on one node;"
+        "there is no room for role 'critic' (pool 'y'): it needs 3 processes with 3 CPU together on one node;"
         " free: a 4 CPU; b 2 CPU, 1 disk"
     )
     pool = ResourcePool([2], cpus=0, resources={"disk": 1})
-    with pytest.raises(PlacementFailed, match=r"role 'actor', 'judge' .* wanted 2 processes with 0 CPU, 2 disk"):
+    with pytest.raises(PlacementFailed, match=r"role 'actor', 'judge' .* it needs 2 processes with 0 CPU, 2 disk"):
         ResourcePoolManager({"x": pool}, {"actor": "x", "judge": "x"}).check_room(FREE)
     with pytest.raises(PlacementFailed, match="free: no node"):
         ResourcePoolManager({"x": [1]}, {"actor": "x"}).check_room([])

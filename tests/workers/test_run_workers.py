@@ -255,11 +255,11 @@ def test_silent_workers_are_replaced_and_none_outlives_its_lead(make_server, tas
     lead = run_process_of(server)
     lead.children()[0].send_signal(signal.SIGSTOP)
     replaced = poll_until(lambda: [each for each in run.view()["workers"] if each["num_restarts"]])
-    assert "said nothing" in replaced[0]["reason"]
+    assert "was silent" in replaced[0]["reason"]
     shown = forebay(server, "status", run.run_id)
     assert "1 restart" in shown
     assert "1 restarts" not in shown
-    assert "said nothing" in shown
+    assert "was silent" in shown
     wait_ready(run)
     workers = lead.children()
     lead.kill()

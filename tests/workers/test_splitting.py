@@ -126,7 +126,7 @@ def test_a_type_that_splits_into_too_few_parts_is_refused() -> None:
     with pytest.raises(InvalidInput, match="Table was split into 1 parts, not 4"):
         parts_of(Table(range(6)))
     forget()
-    with pytest.raises(InvalidInput, match="is no class"):
+    with pytest.raises(InvalidInput, match="is not a class"):
         register_split("Table", split_table, join_tables)  # type: ignore[arg-type]
 
 

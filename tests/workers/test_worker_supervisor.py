@@ -61,12 +61,12 @@ async def test_a_run_waits_for_a_place_and_its_deadlines_stand_still(buffer, wri
 
         def start(number: int) -> RunningWorker:
             if not has_room:
-                raise PlacementFailed("2 on one machine want CPU 2; free is host: CPU 1")
+                raise PlacementFailed("2 on one machine need CPU 2; free: host: CPU 1")
             return inner(number)
 
         running = run_with(start, engine, buffer.url, rows)
         await buffer.wait_for(lambda: states(buffer) == ["unplaced", "unplaced"], LIMIT_S)
-        assert "want CPU 2; free is host: CPU 1" in json.dumps(buffer.progress[-1]["workers"])
+        assert "need CPU 2; free: host: CPU 1" in json.dumps(buffer.progress[-1]["workers"])
         done, _ = await asyncio.wait({running}, timeout=4.5)
         assert not done
         has_room = True

@@ -1,4 +1,4 @@
-"""What a worker group asks of whatever runs its workers."""
+"""Interfaces between a worker group and the backend that runs its workers."""
 
 import threading
 import time
@@ -22,45 +22,45 @@ __all__ = [
 
 
 class RunningWorker(Protocol):
-    """A worker that was started: the end of it that its controller holds."""
+    """The controller's handle of a started worker."""
 
     @property
     def vitals(self) -> Vitals:
-        """As it was heard of last."""
+        """Its last vitals."""
 
     @property
     def started(self) -> "Future[None]":
-        """Done when all its classes are made; fails with what a constructor raised, or with ``WorkerLost``."""
+        """Done when all its classes are constructed; fails with a constructor's error, or with ``WorkerLost``."""
 
     def call(self, call: MethodCall) -> "Future[Any]":
-        """Run a method there: ``async`` ones side by side on the worker's event loop, others one after another.
+        """Run a method on the worker: ``async`` ones concurrently on its event loop, others one after another.
 
-        The future fails with ``RemoteFailure`` (raised there), ``TimeoutError`` (deadline), ``WorkerLost`` (the process
-        is gone), ``InvalidInput`` (an argument, or the result, cannot be pickled; its name is said). Cancelling it
-        cancels an ``async`` method there, and drops one that waits for its turn.
+        The future fails with ``RemoteFailure`` (the method raised), ``TimeoutError`` (deadline), ``WorkerLost`` (the
+        process is gone) or ``InvalidInput`` (names the argument, or the result, that cannot be pickled). Cancelling it
+        cancels an ``async`` method, and drops a queued one.
         """
 
     def on_lost(self, notify: Callable[[str], None]) -> None:
-        """Have ``notify`` called once, from any thread, when the process is gone or silent, with the reason."""
+        """Call ``notify`` with the reason once, from any thread, when the process is gone or silent."""
 
     def close(self, drain_s: float) -> None:
-        """Take no more calls, wait so long for those in flight, then end the process. May be told twice."""
+        """Refuse new calls, wait up to ``drain_s`` for those in flight, then end the process. May be called twice."""
 
     def kill(self) -> None:
         """End the process at once."""
 
 
 class Closable(Protocol):
-    """A worker, or what stands for one."""
+    """A worker, or a handle of one."""
 
     def close(self, drain_s: float) -> None:
-        """Wait so long for calls in flight, then end it."""
+        """Wait up to ``drain_s`` for calls in flight, then end it."""
 
 
 def close_all(workers: Iterable[Closable], drain_s: float, limit_s: float | None = None) -> None:
-    """Close these at once; return when all are closed, or ``limit_s`` are over.
+    """Close workers concurrently. Returns when all are closed, or after ``limit_s``.
 
-    Each has its time to end by itself: one after another, many of them would take minutes.
+    Each may use its full ``drain_s``: closing many of them one after another would take minutes.
     """
     closing = [threading.Thread(target=each.close, args=(drain_s,), daemon=True) for each in workers]
     for thread in closing:
@@ -72,7 +72,7 @@ def close_all(workers: Iterable[Closable], drain_s: float, limit_s: float | None
 
 @dataclass(frozen=True)
 class NodeRoom:
-    """What one node has left for workers."""
+    """Resources of one node that are free for workers."""
 
     node: str
     cpus: float
@@ -85,10 +85,10 @@ class WorkerBackend(Protocol):
     name: str
 
     def start(self, specs: Sequence[WorkerSpec]) -> Sequence[RunningWorker]:
-        """Start these, and return while they come up. Raises ``PlacementFailed`` if there can be no place for them.
+        """Start workers, and return while they come up. Raises ``PlacementFailed`` if they can never be placed.
 
-        One spec out of a larger group is a worker that is started anew.
+        A single spec of a larger group is a restarted worker.
         """
 
     def free(self) -> Sequence[NodeRoom] | None:
-        """What is left on each node; None where nothing is counted."""
+        """Free resources of each node; None if the backend does not count resources."""

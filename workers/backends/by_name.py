@@ -1,4 +1,4 @@
-"""The backends that can be asked for by name."""
+"""Backends by name."""
 
 import importlib
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ BACKENDS: Mapping[str, str] = {
     "processes": "forebay.workers.backends.processes:ProcessesBackend",
     "ray": "forebay.workers.backends.ray:RayBackend",
 }
-"""Where the class of each is; made without arguments. Loaded when it is asked for, since Ray alone takes seconds."""
+"""Class of each backend, called without arguments. Imported only when needed, since importing Ray takes seconds."""
 
 
 def check_backend_name(name: object) -> str:
-    """The name, if there is such a backend, as a setting of a run or an argument.
+    """Return ``name`` if it is a backend's, in a setting of a run or an argument.
 
     Raises ``InvalidInput`` otherwise.
     """
@@ -30,9 +30,9 @@ def check_backend_name(name: object) -> str:
 
 
 def make_backend(backend: str | WorkerBackend) -> WorkerBackend:
-    """A backend by its name; one that was made already is given back as it is.
+    """Make a backend by its name; a backend object is returned unchanged.
 
-    Raises ``InvalidInput`` for an unknown name, and ``MissingExtra`` if what it needs is not installed.
+    Raises ``InvalidInput`` for an unknown name, and ``MissingExtra`` if a package that it needs is not installed.
     """
     if not isinstance(backend, str) and callable(getattr(backend, "start", None)):
         return backend

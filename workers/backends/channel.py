@@ -1,4 +1,4 @@
-"""Messages over a socket between a controller and the process of a worker: a kind, a number, and frames of bytes."""
+"""Messages over a socket between a controller and a worker's process: a kind, a number, and frames of bytes."""
 
 import io
 import select
@@ -14,16 +14,16 @@ _HEAD = struct.Struct("<cQI")
 _PIECE = 1 << 20
 _BUFFERED = 64 << 10
 SMALL_BYTES = 64 << 10
-"""Fits into the socket wherever that says that it can be written to: Linux says so while a quarter is in use."""
+"""A message of this size fits into any writable socket: Linux reports one as writable while a quarter is in use."""
 
 SPEC, CALL, CANCEL, CLOSE = b"s", b"c", b"x", b"q"
-"""To the worker."""
+"""Kinds of messages to the worker."""
 STARTED, OUTCOME, VITALS = b"S", b"O", b"V"
-"""From the worker."""
+"""Kinds of messages from the worker."""
 
 
 class WorkerMessage(NamedTuple):
-    """One message. Frames that were large enough are ``bytearray``, which arrays may be made of without a copy."""
+    """One message. Large frames are ``bytearray``, so that arrays can use them without a copy."""
 
     kind: bytes
     number: int
@@ -31,26 +31,26 @@ class WorkerMessage(NamedTuple):
 
 
 class WorkerChannel:
-    """One end of the socket: any thread sends, one receives."""
+    """One end of the socket. Any thread may send; one thread receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._reader = io.BufferedReader(sock.makefile("rb", buffering=0), _BUFFERED)
         self._lock = threading.Lock()
         self.heard_s = time.monotonic()
-        """When the last bytes came."""
+        """Monotonic time of the last received bytes."""
         self.was_cut_short = False
-        """Whether somebody was interrupted in the middle of a message, and could not go on."""
+        """Whether a sender was interrupted in the middle of a message."""
 
     def send(self, kind: bytes, number: int = 0, frames: Sequence[Any] = ()) -> None:
-        """Send one message; returns when the system has all of it. Raises ``OSError`` if the other end is gone."""
+        """Send one message. Returns when the system has all of it. Raises ``OSError`` if the other end is gone."""
         with self._lock:
             self._send(kind, number, frames)
 
     def send_at_leisure(self, kind: bytes, number: int, frames: Sequence[Any]) -> bool:
-        """Send a message of up to ``SMALL_BYTES``, unless that had to wait for a sender, or for the other end to read.
+        """Send a message of up to ``SMALL_BYTES`` if that needs no wait for another sender or for the reader.
 
-        Whether it was sent.
+        Returns whether it was sent.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -63,7 +63,7 @@ class WorkerChannel:
         return True
 
     def receive(self) -> WorkerMessage | None:
-        """The next message, or nothing when the other end is gone."""
+        """Wait for the next message; None when the other end is gone."""
         head = self._read(_HEAD.size)
         if head is None:
             return None
@@ -80,19 +80,19 @@ class WorkerChannel:
         return WorkerMessage(kind, number, frames)
 
     def has_more(self) -> bool:
-        """Whether bytes wait to be received, so that it is not the other end that is silent."""
+        """Whether unread bytes are waiting, which means that the other end is not silent."""
         try:
             return _is_ready(self._sock, select.POLLIN)
-        except (OSError, ValueError):  # closed meanwhile
+        except (OSError, ValueError):  # already closed
             return False
 
     def hang_up(self) -> None:
-        """End both directions: whoever sends or receives in another thread stops waiting."""
+        """Shut down both directions, which wakes threads that send or receive."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Free the descriptor; for the thread that receives, when it is done."""
+        """Free the descriptor. The receiving thread calls this when it is done."""
         with self._lock:
             self._reader.close()
             self._sock.close()
@@ -111,7 +111,7 @@ class WorkerChannel:
                     sent -= parts.pop(0).nbytes
                 if parts:
                     parts[0] = parts[0][sent:]
-        except BaseException as error:  # a Ctrl-C, too: the other end would take the next message for the rest of this
+        except BaseException as error:  # Ctrl-C, too: the next message would be read as the rest of this
             self.was_cut_short = not isinstance(error, OSError)
             self.hang_up()
             raise
@@ -141,6 +141,6 @@ class WorkerChannel:
 
 
 def _is_ready(sock: socket.socket, event: int) -> bool:
-    asked = select.poll()  # select() takes no descriptor above 1023
+    asked = select.poll()  # select() cannot handle descriptors above 1023
     asked.register(sock, event)
     return bool(asked.poll(0))

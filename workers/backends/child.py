@@ -1,9 +1,9 @@
-"""The main of a worker's process: reads calls from a socket, runs them, and sends back what comes of them.
+"""Main module of a worker's process: reads calls from a socket, runs them, and sends their outcomes back.
 
 ``python -m forebay.workers.backends.child SOCKET_FD PARENT_PID``, started by ``forebay.workers.backends.processes``.
-It never outlives its controller: a thread reads the socket and sees it end while users' code runs; another asks who the
-parent is, should a copy of the controller hold the socket open; and where an extension lets no thread run at all,
-``faulthandler`` writes down where, and ends the process.
+It never outlives its controller. One thread reads the socket and notices its end while users' code runs. Another checks
+the parent's id, in case a fork of the controller keeps the socket open. If an extension blocks all threads,
+``faulthandler`` prints the traceback and ends the process.
 """
 
 import faulthandler
@@ -41,11 +41,11 @@ from forebay.workers.members.worker_spec import Vitals, failed_future
 
 
 class ChildProcess:
-    """This process as one worker: its main thread runs methods in turn, others read, answer, and tell how it is."""
+    """This process as a worker: the main thread runs methods in turn; other threads read, reply and report vitals."""
 
     def __init__(self, channel: WorkerChannel, parent_pid: int, spec_frames: Sequence[Any]) -> None:
         self._spec, path, silence_s, self._beat_s = from_frames(spec_frames[:1])
-        sys.path[:] = path  # what the controller can import, this can
+        sys.path[:] = path  # so that it can import whatever the controller can
         self._class_frames = spec_frames[1:]
         self._channel, self._parent_pid = channel, parent_pid
         self._stood_still_s = silence_s * STOOD_STILL_SHARE
@@ -57,7 +57,7 @@ class ChildProcess:
         self._early: list[WorkerMessage] = []
 
     def run(self) -> None:
-        """Make the classes, then run what is called, until the controller closes this worker."""
+        """Construct the classes, then run calls until the controller closes this worker."""
         _start_thread("beat", self._beat)
         _start_thread("calls", self._read)
         sender = _start_thread("answers", self._send_answers)
@@ -65,14 +65,14 @@ class ChildProcess:
         try:
             self._make()
             made.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - a constructor's SystemExit, too, is for the controller
+        except BaseException as error:  # noqa: BLE001 - the controller gets a constructor's SystemExit, too
             made.set_exception(error)
         kind, frames = outcome_frames(made, "the constructor")
         with suppress(OSError):  # as below
             self._channel.send(STARTED, 0, [kind.encode(), *frames])
         if self._host is not None:
             while (work := self._turns.get()) is not None:
-                with suppress(KeyboardInterrupt):  # of a method's own: its call has failed with it
+                with suppress(KeyboardInterrupt):  # raised by a method: its call has failed with it
                     work()
             self._host.close(0.0)
         self._answers.put(None)
@@ -96,7 +96,7 @@ class ChildProcess:
                         self._take(self._host, message)
                     else:
                         self._early.append(message)
-        except BaseException:  # for want of memory, say: nobody would read what the controller sends
+        except BaseException:  # such as a lack of memory: without this thread the worker could not continue
             traceback.print_exc()
             raise
         finally:
@@ -125,9 +125,9 @@ class ChildProcess:
         self._running.pop(number, None)
         kind, frames = outcome_frames(ended, method)
         frames = [kind.encode(), *frames]
-        # Often in the thread that reads, which must never wait for a controller that is itself waiting to send.
+        # Often called in the reading thread, which must never wait for a controller that itself waits to send.
         is_small = sum(map(len, frames)) <= SMALL_BYTES
-        with suppress(OSError):  # the thread that reads sees that the controller is gone
+        with suppress(OSError):  # the reading thread notices that the controller is gone
             if not (is_small and self._channel.send_at_leisure(OUTCOME, number, frames)):
                 self._answers.put((number, frames))
 
@@ -142,7 +142,7 @@ class ChildProcess:
     def _beat(self) -> None:
         every = threading.Event()
         while True:
-            # Once more with each beat: it goes off when this thread, too, cannot run any more.
+            # Re-armed with each beat, so it fires only when this thread cannot run either.
             faulthandler.dump_traceback_later(self._stood_still_s, exit=True)
             if os.getppid() != self._parent_pid:
                 _end_group()
@@ -152,10 +152,10 @@ class ChildProcess:
 
 
 def main(arguments: list[str]) -> None:
-    """Be a worker, until the controller closes it or is gone."""
+    """Run a worker until the controller closes it or is gone."""
     descriptor, parent_pid = map(int, arguments)
     skip_httpx_command()
-    os.set_inheritable(descriptor, False)  # not to be held open by what this process starts
+    os.set_inheritable(descriptor, False)  # so that child processes do not keep it open
     channel = WorkerChannel(socket.socket(fileno=descriptor))
     spec = channel.receive()
     if spec is not None:
@@ -170,7 +170,7 @@ def _start_thread(name: str, work: Callable[[], None]) -> threading.Thread:
 
 
 def _end_group() -> None:
-    """The controller is gone: end this process, and what it has started, whatever it does."""
+    """Kill this process and its child processes, because the controller is gone."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""How a child process ended, in words."""
+"""Describes how a child process ended."""
 
 import signal
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def ending_of(returncode: int, oom_kills: Mapping[str, int]) -> str:
-    """``exit status 3``, or the signal's name; ``oom_kills`` as they were when the process began."""
+    """Describe an exit status or a signal. ``oom_kills`` are the counts when the process started."""
     if returncode >= 0:
         return f"its process ended with exit status {returncode}"
     try:
@@ -18,12 +18,12 @@ def ending_of(returncode: int, oom_kills: Mapping[str, int]) -> str:
         name = f"signal {-returncode}"
     said = f"its process was killed by {name}"
     if returncode == -signal.SIGKILL and any(now > oom_kills.get(file, now) for file, now in count_oom_kills().items()):
-        said += ": the kernel has ended a process for want of memory meanwhile"
+        said += ": the kernel killed a process for lack of memory in the meantime"
     return said
 
 
 def count_oom_kills() -> dict[str, int]:
-    """Processes that the kernel ended for want of memory, by the file that says so: this group's, or the machine's."""
+    """Processes that the kernel killed for lack of memory, by the file with the count (of the cgroup or machine)."""
     counts: dict[str, int] = {}
     for file in _own_events():
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Workers in this process: a debugger stops in their methods, and a test needs no other process."""
+"""Runs workers in this process, for debuggers and tests."""
 
 import os
 import socket
@@ -16,20 +16,20 @@ from forebay.workers.members.worker_spec import failed_future
 
 
 class InlineBackend:
-    """Runs every worker here. A method that is not ``async`` runs in the thread of its caller, before the call returns.
+    """Runs every worker in this process. Methods that are not ``async`` run in the caller's thread before it continues.
 
-    Variables of ``env``, and those that say which worker runs, are added to this process, and taken back when the group
-    is closed. ``async`` methods, which run side by side, find those of whichever worker had its turn last.
+    Variables of ``env`` and those of the running worker are set in this process, and restored when the group is closed.
+    ``async`` methods run concurrently and see the variables of the worker that ran last.
     """
 
     name = "inline"
 
     def start(self, specs: Sequence[WorkerSpec]) -> Sequence[RunningWorker]:
-        """Make them all, one after another."""
+        """Construct the workers, one after another."""
         return [InlineWorker(spec) for spec in specs]
 
     def free(self) -> Sequence[NodeRoom] | None:
-        """Nothing is counted."""
+        """None: resources are not counted."""
         return None
 
 
@@ -44,7 +44,7 @@ class InlineWorker:
         self._is_closed = False
         self._notify: list[Callable[[str], None]] = []
         self.started: Future[None] = Future()
-        self.started.set_running_or_notify_cancel()  # many may wait for it: none of them cancels it
+        self.started.set_running_or_notify_cancel()  # so that no waiter can cancel it
         _added.add(self._variables)
         self._host = WorkerHost(spec, socket.gethostname(), self._run_in_turn)
         try:
@@ -56,24 +56,24 @@ class InlineWorker:
 
     @property
     def vitals(self) -> Vitals:
-        """As they are now."""
+        """Current vitals."""
         return self._host.vitals
 
     def call(self, call: MethodCall) -> "Future[Any]":
-        """Run a method; see ``RunningWorker``."""
+        """Run a method, as ``RunningWorker`` describes."""
         if self._lost:
             return failed_future(WorkerLost(self._rank, self._lost))
         inner = self._host.call(call)
         if inner.done():
             return inner
-        # A future of its own: the host cancels that of an ``async`` method when the worker is killed.
+        # A separate future: the host cancels the inner one of an ``async`` method when the worker is killed.
         outer: Future[Any] = Future()
         outer.add_done_callback(lambda _: inner.cancel())
         inner.add_done_callback(partial(self._end, outer))
         return outer
 
     def on_lost(self, notify: Callable[[str], None]) -> None:
-        """Have ``notify`` called when it is killed; at once if it was."""
+        """Call ``notify`` when the worker is killed, at once if it already was."""
         with self._lock:
             if not self._lost:
                 self._notify.append(notify)
@@ -81,7 +81,7 @@ class InlineWorker:
         notify(self._lost)
 
     def close(self, drain_s: float) -> None:
-        """Take no more calls, and wait so long for those in flight."""
+        """Refuse new calls, and wait up to ``drain_s`` for those in flight."""
         self._host.close(drain_s)
         with self._lock:
             if self._is_closed:
@@ -90,7 +90,7 @@ class InlineWorker:
         _added.release(self._variables)
 
     def kill(self) -> None:
-        """As if its process had died: calls in flight are lost. A method that computes goes on to its end."""
+        """Act as if its process had died: calls in flight are lost. A running method still runs to its end."""
         with self._lock:
             if self._lost or self._is_closed:
                 return
@@ -100,8 +100,8 @@ class InlineWorker:
             notify(self._lost)
 
     def _run_in_turn(self, work: Callable[[], None]) -> None:
-        with self._turn:  # a method may call another one of its own worker
-            os.environ.update(self._variables)  # another worker's turn has left its own there
+        with self._turn:  # re-entrant: a method may call another method of its worker
+            os.environ.update(self._variables)  # another worker may have replaced them
             work()
 
     def _end(self, outer: "Future[Any]", inner: "Future[Any]") -> None:
@@ -116,7 +116,7 @@ class InlineWorker:
 
 
 class _AddedVariables:
-    """Variables that workers have added to the environment of this process; they stay until the last of these ends."""
+    """Variables that workers added to this process's environment. Each stays until its last worker ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class _AddedVariables:
         self._num_users: Counter[str] = Counter()
 
     def add(self, variables: Mapping[str, str]) -> None:
-        """One worker more has these."""
+        """Add the variables of a worker."""
         with self._lock:
             for name in variables:
                 self._before.setdefault(name, os.environ.get(name))
@@ -132,7 +132,7 @@ class _AddedVariables:
             os.environ.update(variables)
 
     def release(self, variables: Mapping[str, str]) -> None:
-        """One worker less."""
+        """Release the variables of a worker that has ended."""
         with self._lock:
             self._num_users.subtract(variables.keys())
             for name in variables:

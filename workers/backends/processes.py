@@ -1,6 +1,6 @@
-"""Workers in processes of their own on this machine, over a socket pair with each.
+"""Runs workers in separate processes on this machine, each connected by a socket pair.
 
-A worker starts in a fresh interpreter, and its controller needs no ``if __name__ == "__main__"``. No worker outlives
+A worker starts in a fresh interpreter, so its controller needs no ``if __name__ == "__main__"``. No worker outlives
 its controller: see ``forebay.workers.backends.child``.
 """
 
@@ -39,28 +39,28 @@ from forebay.workers.backends.wire import (
 from forebay.workers.members.worker_spec import Vitals, WorkerSpec
 
 STARTING_S = 60.0
-"""Until a process is heard of first it may take longer: a busy machine loads Python slowly."""
+"""Shortest limit for the first message of a process: a busy machine loads Python slowly."""
 STOOD_STILL_SHARE = 0.8
-"""Of the silence that is taken for death: then the process of a worker ends itself, if no thread of it could run."""
+"""Share of ``worker_silence_s`` after which a worker's process ends itself if none of its threads could run."""
 
 
 class ProcessesBackend:
-    """Starts each worker in a process of its own on this machine."""
+    """Starts each worker in a separate process on this machine."""
 
     name = "processes"
 
     def __init__(self, worker_silence_s: float = 10.0) -> None:
-        """``worker_silence_s``: a process of which nothing is heard for so long is taken for dead, and killed."""
+        """``worker_silence_s``: silence after which a process is considered dead and killed."""
         self._silence_s = worker_silence_s
         self._watch = WorkerWatch(beat_s(worker_silence_s))
 
     def start(self, specs: Sequence[WorkerSpec]) -> Sequence["ProcessWorker"]:
-        """Start these, and return while they come up. Raises ``InvalidInput`` for what cannot be pickled."""
+        """Start workers, and return while they come up. Raises ``InvalidInput`` for what cannot be pickled."""
         frames = spec_frames(specs, list(sys.path), self._silence_s, beat_s(self._silence_s))
         started: list[ProcessWorker] = []
         try:
             started.extend(ProcessWorker(spec, self._watch, self._silence_s) for spec in specs)
-        except BaseException:  # the system has no more processes, or no more descriptors
+        except BaseException:  # such as no more processes or descriptors
             for worker in started:
                 worker.kill()
             raise
@@ -69,12 +69,12 @@ class ProcessesBackend:
         return started
 
     def free(self) -> Sequence[NodeRoom] | None:
-        """Nothing is counted."""
+        """None: resources are not counted."""
         return None
 
 
 class ProcessWorker(RemoteWorker):
-    """One process, and the thread here that reads what it says and waits for its end."""
+    """One process, and the thread in the controller that reads its messages and waits for its end."""
 
     def __init__(self, spec: WorkerSpec, watch: WorkerWatch, silence_s: float) -> None:
         super().__init__(spec, watch, out_of_band=True)
@@ -91,52 +91,52 @@ class ProcessWorker(RemoteWorker):
 
     @property
     def vitals(self) -> Vitals:
-        """As it was heard of last."""
+        """Its last vitals."""
         return replace(self._vitals, silent_s=time.monotonic() - self._channel.heard_s)
 
     def close(self, drain_s: float) -> None:
-        """Take no more calls, wait so long for those in flight, then end the process."""
+        """Refuse new calls, wait up to ``drain_s`` for those in flight, then end the process."""
         self._is_closing = True
         is_drained = self._drain(drain_s)
         self._send(CLOSE, 0, [])
-        if threading.current_thread() is self._reader:  # in a callback of a call: it goes on to wait for the end
+        if threading.current_thread() is self._reader:  # in a callback of a call: this thread itself waits for the end
             return
-        # The event loop, ``atexit`` and the like have their time; a method that goes on in the main thread has had it,
-        # and so has a constructor.
+        # The event loop and ``atexit`` get time to finish. A method or constructor still running in the main thread
+        # has already had its time.
         self._reader.join(KILLING_S if is_drained and self.started.done() else 1.0)
         if self._reader.is_alive():
             self.kill()
         self._reader.join()
 
     def send_spec(self, frames: Frames) -> None:
-        """Tell it what it is; the first thing that it reads."""
+        """Send its spec, the first message that it reads."""
         self._send(SPEC, 0, frames)
 
     def look(self) -> None:
-        """See whether it is there, and was heard of."""
+        """Check that the process is alive and not silent."""
         with self._lock:
             if self._is_over:
                 return
             has_ended = _has_ended(self._process.pid)
         if has_ended:
-            # Something that it started may still have the socket.
+            # A child process of it may still have the socket open.
             if not self._channel.has_more():
                 self._channel.hang_up()
             return
         now_s = time.monotonic()
-        if now_s - self._looked_s > self._silence_s / 2:  # this process was stopped, and the other with it perhaps
+        if now_s - self._looked_s > self._silence_s / 2:  # this process was suspended, perhaps with the worker
             self._channel.heard_s = now_s
         self._looked_s = now_s
         silent_s = now_s - self._channel.heard_s
         limit_s = self._silence_s if self._heard_at_all else max(self._silence_s, STARTING_S)
         if silent_s > limit_s and not self._channel.has_more():
-            self._lose(f"its process has said nothing for {silent_s:.1f} s")
+            self._lose(f"its process was silent for {silent_s:.1f} s")
 
     def _send(self, kind: bytes, number: int, frames: Frames) -> None:
         try:
             self._channel.send(kind, number, frames)
         except OSError:
-            self._channel.hang_up()  # the thread that reads sees why
+            self._channel.hang_up()  # the reading thread finds the reason
 
     def _send_call(self, number: int, method: str, frames: Frames) -> None:
         self._send(CALL, number, [method.encode(), *frames])
@@ -157,8 +157,8 @@ class ProcessWorker(RemoteWorker):
             while (message := self._channel.receive()) is not None:
                 self._heard_at_all = True
                 self._take(message)
-        except BaseException as error:  # noqa: BLE001 - as no memory for a result: calls would wait for ever
-            self._lose(f"what it sent could not be read: {error!r}")
+        except BaseException as error:  # noqa: BLE001 - such as no memory for a result; calls would wait forever
+            self._lose(f"a message from it could not be read: {error!r}")
         self._end()
 
     def _take(self, message: WorkerMessage) -> None:
@@ -171,19 +171,19 @@ class ProcessWorker(RemoteWorker):
             kind = bytes(frames[0]).decode()
             try:
                 read_outcome(kind, frames[1:], "the constructor")
-            except BaseException as error:  # noqa: BLE001 - whatever a constructor raised
-                self._fail_start(error)  # it ends by itself
+            except BaseException as error:  # noqa: BLE001 - a constructor may raise anything
+                self._fail_start(error)  # the process ends by itself
             else:
                 self.started.set_result(None)
 
     def _end(self) -> None:
-        """The socket has ended: so has the process, or it is made to. Everything of it is ended here."""
+        """Clean up after the socket was closed. Ends the process if it is still alive."""
         self._watch.remove(self)
         silent_s = time.monotonic() - self._channel.heard_s
         if self._is_closing and not self._lost_because:
             _await_exit(self._process.pid, KILLING_S)
         with self._lock:
-            # Before its number is free again: what it started, and left behind, is in its group.
+            # Before wait() frees the process id: its group contains the children that it left behind.
             signal_group(self._process.pid, signal.SIGKILL)
             returncode = self._process.wait()
             if not self._lost_because:
@@ -196,9 +196,9 @@ class ProcessWorker(RemoteWorker):
         if self._is_closing:
             return "it was closed"
         if self._channel.was_cut_short:
-            return "its controller was interrupted while it sent something"
+            return "its controller was interrupted while it sent a message"
         if returncode == 1 and silent_s > STOOD_STILL_SHARE / 2 * self._silence_s:
-            return f"no thread of it could run for {silent_s:.1f} s: its log says in which line it stood"
+            return f"none of its threads could run for {silent_s:.1f} s; its log shows the blocked line"
         return ending_of(returncode, self._oom_kills)
 
 
@@ -211,17 +211,17 @@ def _start_process(spec: WorkerSpec) -> tuple["subprocess.Popen[bytes]", socket.
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **spec.variables},
                 pass_fds=(theirs.fileno(),),
-                # A group of its own: what it starts is ended with it, and a Ctrl-C is the controller's business.
+                # A process group of its own: its children end with it, and Ctrl-C reaches only the controller.
                 process_group=0,
             )
-        except BaseException:  # whatever it is, nobody else has our end
+        except BaseException:  # on any error: nothing else would close this end
             ours.close()
             raise
     return process, ours
 
 
 def _await_exit(pid: int, limit_s: float) -> None:
-    """Wait so long for a child, and leave its ending to be taken."""
+    """Wait up to ``limit_s`` for the end of a child, without reaping it."""
     until_s = time.monotonic() + limit_s
     while not _has_ended(pid) and time.monotonic() < until_s:
         time.sleep(0.005)
@@ -230,5 +230,5 @@ def _await_exit(pid: int, limit_s: float) -> None:
 def _has_ended(pid: int) -> bool:
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # somebody else in this process takes the endings of all children
+    except ChildProcessError:  # other code in this process reaps all children
         return True

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: an actor each, all workers of a node of the pool in one placement group."""
+"""Runs workers as actors of a Ray cluster, with one placement group for each node of the pool."""
 
 import queue
 import re
@@ -22,12 +22,12 @@ from forebay.workers.members.worker_errors import WorkerError
 from forebay.workers.members.worker_spec import Vitals, WorkerSpec
 
 MOST_CALLS = 100_000
-"""In flight at one actor. Ray's own default is 1000, beyond which calls, those for vital signs too, would wait."""
+"""Calls in flight at one actor. With Ray's default of 1000, further calls, including those for vitals, would wait."""
 CLOSING_S = 5.0
 
 
 class RayBackend:
-    """Starts workers on a Ray cluster; needs the extra ``ray``."""
+    """Starts workers on a Ray cluster. Needs the extra ``ray``."""
 
     name = "ray"
 
@@ -39,10 +39,10 @@ class RayBackend:
         worker_silence_s: float = 10.0,
         placement_s: float = 30.0,
     ) -> None:
-        """Joins the cluster at ``ray_address``, or at ``RAY_ADDRESS``; without both, starts one for this process.
+        """Join the cluster at ``ray_address`` or ``RAY_ADDRESS``; without either, start one for this process.
 
-        ``ray_namespace`` is Ray's namespace of the actors. A worker that is silent for ``worker_silence_s`` is taken
-        for dead; one for which there is no place within ``placement_s`` does not start.
+        ``ray_namespace`` is Ray's namespace of the actors. A worker that is silent for ``worker_silence_s`` is lost.
+        A worker that is not placed within ``placement_s`` fails to start.
         """
         connect(ray_address, ray_namespace)
         self.silence_s, self.placement_s = worker_silence_s, placement_s
@@ -50,12 +50,12 @@ class RayBackend:
         self.places = RayBundles()
         self._actor_class = _remote_class()
         self._masters: dict[int, Any] = {}
-        """Where each group meets, on the node of its rank 0; its workers have the same ``classes``."""
+        """Rendezvous of each group, on the node of its rank 0, by id of the ``classes`` that its workers share."""
 
     def start(self, specs: Sequence[WorkerSpec]) -> Sequence["RayWorker"]:
-        """Start these, and return while they come up. Raises ``PlacementFailed`` if there can be no place for them.
+        """Start workers, and return while they come up. Raises ``PlacementFailed`` if they can never be placed.
 
-        One for which there is no place now fails to start with ``PlacementFailed`` after ``placement_s``.
+        A worker that is not placed within ``placement_s`` fails to start with ``PlacementFailed``.
         """
         frames = spec_frames(specs, out_of_band=False)
         workers = []
@@ -69,7 +69,7 @@ class RayBackend:
         return workers
 
     def free(self) -> Sequence[NodeRoom] | None:
-        """What is left on each node."""
+        """Free resources of each node."""
         return free_rooms()
 
     def _make_actor(self, spec: WorkerSpec, place: Any) -> Any:
@@ -79,7 +79,7 @@ class RayBackend:
             "num_cpus": needs_of(spec)["CPU"],
             "resources": dict(spec.resources),
             "max_concurrency": MOST_CALLS,
-            "max_restarts": 0,  # whoever has the group decides about that
+            "max_restarts": 0,  # the owner of the group decides about restarts
             "scheduling_strategy": PlacementGroupSchedulingStrategy(place, spec.local_rank),
         }
         if spec.env:
@@ -88,7 +88,7 @@ class RayBackend:
 
 
 class RayWorker(RemoteWorker):
-    """One actor, and the thread here that takes what it answers."""
+    """One actor, and the thread in the controller that handles its replies."""
 
     def __init__(self, spec: WorkerSpec, actor: Any, place: Any, backend: RayBackend) -> None:
         super().__init__(spec, backend.watch, out_of_band=False)
@@ -101,39 +101,39 @@ class RayWorker(RemoteWorker):
 
     @property
     def vitals(self) -> Vitals:
-        """As it was heard of last."""
+        """Its last vitals."""
         return replace(self._vitals, silent_s=time.monotonic() - self._heard_s)
 
     def begin(self, frames: Frames, master: Any) -> None:
-        """Have it make the classes of its spec, once Ray knows ``master``, where its group meets."""
+        """Have it construct the classes of its spec, once Ray has ``master``, the rendezvous of its group."""
         wanted = version_reader()()
         begun = self._actor.begin.remote(wanted, frames, master).future()
         self._watch.add(self)
         self._on_answer(begun, partial(self._see_begun, wanted))
 
     def close(self, drain_s: float) -> None:
-        """Take no more calls, wait so long for those in flight, then end the actor."""
+        """Refuse new calls, wait up to ``drain_s`` for those in flight, then end the actor."""
         self._is_closing = True
         if self._lost_because:
             return
         self._drain(drain_s)
         if self.started.done():
-            with suppress(Exception):  # it is gone, or goes on with something: it is killed in any case
+            with suppress(Exception):  # it is gone or busy: it is killed in any case
                 self._ask("close").result(CLOSING_S)
         self._lose("it was closed")
 
     def look(self) -> None:
-        """See whether it has a place, and whether it answers."""
+        """Check that it is placed and that it answers."""
         now_s, silence_s = time.monotonic(), self._backend.silence_s
         was_away = now_s - self._looked_s > silence_s / 2
         self._looked_s = now_s
-        if was_away:  # this process was stopped: what came meanwhile has yet to be seen
+        if was_away:  # this process was suspended: replies may still be unread
             self._heard_s = now_s
         if not self.started.done():
             self._heard_s = now_s
             placement_s = self._backend.placement_s
             if now_s - self._begun_s > placement_s and not self._place.wait(0):
-                self._fail_start(placement_failure([self.spec], f"no place within {placement_s:g} s"))
+                self._fail_start(placement_failure([self.spec], f"no room within {placement_s:g} s"))
         elif now_s - self._heard_s > silence_s:
             self._lose(f"its actor has not answered for {now_s - self._heard_s:.1f} s")
         if self._asked is None and not self._lost_because:
@@ -145,20 +145,20 @@ class RayWorker(RemoteWorker):
         return answer
 
     def _on_answer(self, answer: "Future[Any]", see: Callable[["Future[Any]"], None]) -> None:
-        # Ray tells it in its own thread, in which its own functions, and callbacks of users, may wait for ever.
+        # Ray calls back in its own thread, where Ray functions and users' callbacks could block forever.
         answer.add_done_callback(lambda ended: self._answers.put(partial(see, ended)))
 
     def _take_answers(self) -> None:
         while (see := self._answers.get()) is not None:
             try:
                 see()
-            except Exception as error:  # noqa: BLE001 - its calls would wait for ever
-                self._lose(f"what it sent could not be read: {error!r}")
+            except Exception as error:  # noqa: BLE001 - its calls would wait forever
+                self._lose(f"a message from it could not be read: {error!r}")
 
     def _send_call(self, number: int, method: str, frames: Frames) -> None:
         try:
             answer = self._ask("call", number, method, frames)
-        except Exception as error:  # noqa: BLE001 - Ray's object store is full, say: the calls after it must not wait
+        except Exception as error:  # noqa: BLE001 - such as a full object store; later calls must not wait
             self._ask("skip", number)
             self._fail_call(number, WorkerError(f"the arguments of {method} cannot be sent: {error}"))
             return
@@ -179,11 +179,11 @@ class RayWorker(RemoteWorker):
         try:
             kind, made = outcome
             read_outcome(kind, made, "the constructor")
-        except BaseException as failure:  # noqa: BLE001 - whatever a constructor raised
+        except BaseException as failure:  # noqa: BLE001 - a constructor may raise anything
             self._fail_start(failure)
         else:
             self._vitals = from_frames(vitals)
-            with suppress(InvalidStateError):  # it was lost meanwhile
+            with suppress(InvalidStateError):  # it is already lost
                 self.started.set_result(None)
 
     def _see_answer(self, number: int, answer: "Future[Any]") -> None:
@@ -232,7 +232,7 @@ def _remote_class() -> Any:
 
 
 def reason_of(error: BaseException) -> str:
-    """Ray's own words for the death of an actor, in one line, without its guesses and ids."""
+    """Ray's reason for the death of an actor, in one line, without ids and guessed causes."""
     words = re.sub(r"\s+", " ", str(error)).strip()
     words = re.sub(r"^The actor \w+ is unavailable: ", "", words)
     _, found, detail = words.partition("The actor is dead because ")

@@ -1,4 +1,4 @@
-"""A Ray cluster: the connection of this process to it, and places there for workers."""
+"""Connects this process to a Ray cluster, and reserves room for workers there."""
 
 import logging
 import os
@@ -18,20 +18,20 @@ from forebay.workers.members.worker_spec import WorkerSpec
 
 NAMESPACE = "forebay"
 REACHING_S = 10.0
-"""Ray itself goes on for minutes."""
+"""Time limit for reaching the cluster. Ray itself tries for minutes."""
 _TOKEN = secrets.token_hex(32)
-"""Of every cluster that this process starts: Ray reads one once, and makes one in a file that other users can read."""
+"""Token of every cluster that this process starts. Ray reads it once; its own would be in a world-readable file."""
 _connecting = threading.Lock()
 _LEAST_CPUS = 0.0001
-"""Ray knows no smaller part, and no place of nothing."""
+"""Ray's smallest CPU share. It accepts no empty bundle."""
 _NOT_RESOURCES = ("node:", "memory", "object_store_memory", "accelerator_type:")
 
 
 def connect(address: str | None, namespace: str | None) -> None:
-    """Connect this process to a Ray cluster, unless it is connected already.
+    """Connect this process to a Ray cluster, unless it already is.
 
-    The cluster is the one at ``address``, or at ``RAY_ADDRESS``; without both, one is started for this process alone,
-    with a token. Raises ``MissingExtra``, ``InvalidInput``, and ``WorkerError`` if no cluster answers.
+    Joins the cluster at ``address`` or ``RAY_ADDRESS``; without either, starts one with a token for this process.
+    Raises ``MissingExtra``, ``InvalidInput``, and ``WorkerError`` if no cluster answers.
     """
     try:
         import ray
@@ -44,29 +44,29 @@ def connect(address: str | None, namespace: str | None) -> None:
             _initialise(wanted, namespace or NAMESPACE)
         elif address not in (None, "auto", ray.get_runtime_context().gcs_address):
             raise InvalidInput(
-                f"this process is connected to the Ray cluster at {ray.get_runtime_context().gcs_address} already",
+                f"this process is already connected to the Ray cluster at {ray.get_runtime_context().gcs_address}",
                 field="ray_address",
-                hint="a process belongs to one cluster; leave the address out, or call ray.shutdown() before",
+                hint="a process can join one cluster; omit the address, or call ray.shutdown() first",
             )
 
 
 def check_address(address: str) -> None:
-    """Raises what is wrong with it, before Ray tries for minutes."""
+    """Check the format of an address and connect to it, since Ray itself would try for minutes."""
     if address in ("local", "auto"):
         return
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         raise InvalidInput(
-            f"{address!r} is no address of a Ray cluster",
+            f"{address!r} is not an address of a Ray cluster",
             field="ray_address",
-            hint="HOST:PORT of its head node, as `ray start --head` prints it (6379 by default), or 'auto'",
+            hint="use HOST:PORT of the head node, as `ray start --head` prints it (port 6379 by default), or 'auto'",
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACHING_S).close()
     except OSError as error:
         raise WorkerError(
             f"no Ray cluster answers at {address}: {error}",
-            hint="ray start --head starts one; no other cluster was started in its place",
+            hint="start it with ray start --head; Forebay starts no other cluster instead",
         ) from error
 
 
@@ -88,23 +88,23 @@ def _initialise(address: str, namespace: str) -> None:
                 namespace=namespace,
                 include_dashboard=False if address == "local" else None,
                 logging_level=logging.WARNING,
-                log_to_driver=True,  # what workers print is in the controller's log
+                log_to_driver=True,  # the controller's log gets the output of workers
             )
         except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
             raise WorkerError(
                 f"the Ray cluster at {address} cannot be joined: {error}",
-                hint="its token must be known here: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; "
-                "a process that was in another cluster before keeps the token of that one",
+                hint="set its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; "
+                "a process that was in another cluster keeps that cluster's token",
             ) from error
 
 
 @contextmanager
 def _own_settings() -> Iterator[None]:
-    """Settings of a cluster that is started for this process: its files and its token are closed to other users.
+    """Set variables for a cluster of this process, so that other users cannot read its files and token.
 
-    It reports nothing to Ray's makers, unless its user wants it to.
+    Usage reports to Ray are off unless the user enabled them.
     """
-    # Ray opens its own folder to everyone, with the output of workers in it: it goes into one that is closed.
+    # Ray's own folder, with the output of workers, is world-readable, so it is put into a private one.
     own = {"RAY_TMPDIR": tempfile.mkdtemp(prefix="fbray", dir=os.environ.get("RAY_TMPDIR"))}
     own["RAY_USAGE_STATS_ENABLED"] = os.environ.get("RAY_USAGE_STATS_ENABLED", "0")
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
@@ -122,10 +122,10 @@ def _own_settings() -> Iterator[None]:
 
 
 class RayBundles:
-    """The placement groups of one backend: one for the workers of each node of a pool, a bundle for each of them.
+    """The placement groups of one backend: one for each node of a pool, with one bundle per worker.
 
-    Workers may be started one by one: the first of a node takes the places of all of them, since they share a machine.
-    One that is started anew has the bundle of the one before, by its local rank.
+    Workers may be started one by one: the first of a node reserves room for all of them, since they share a machine.
+    A restarted worker uses the bundle of its predecessor, by its local rank.
     """
 
     def __init__(self) -> None:
@@ -134,9 +134,9 @@ class RayBundles:
         self._num_taken: Counter[tuple[int, int]] = Counter()
 
     def take(self, specs: Sequence[WorkerSpec]) -> list[Any]:
-        """The placement group of each; the cluster may have to make room for it first.
+        """Return the placement group of each worker, which may have to wait for room.
 
-        Raises ``PlacementFailed`` if even an empty cluster had no room.
+        Raises ``PlacementFailed`` if even an empty cluster would have no room.
         """
         from ray.util.placement_group import placement_group
 
@@ -150,24 +150,24 @@ class RayBundles:
             return [self._groups[_node_of(spec)] for spec in specs]
 
     def give_back(self, spec: WorkerSpec) -> None:
-        """A worker is gone; when the last one of its node is, so are their places."""
+        """Release a worker's bundle. The last worker of a node removes the placement group."""
         from ray.util import remove_placement_group
 
         with self._lock:
             self._num_taken[_node_of(spec)] -= 1
             group = self._groups.pop(_node_of(spec)) if not self._num_taken[_node_of(spec)] else None
         if group is not None:
-            with suppress(Exception):  # the cluster, or our connection to it, is gone, and the place with it
+            with suppress(Exception):  # the cluster or the connection is gone, and the group with it
                 remove_placement_group(group)
 
 
 def needs_of(spec: WorkerSpec) -> dict[str, float]:
-    """What one worker takes of its node, in Ray's words."""
+    """Resources that one worker takes of its node, by Ray's names."""
     return {"CPU": max(spec.cpus, _LEAST_CPUS), **spec.resources}
 
 
 def free_rooms() -> list[NodeRoom]:
-    """What placement groups leave of each node that is alive; of a single node, what Ray says is free."""
+    """Resources of each live node outside placement groups. For a single node, the free resources that Ray reports."""
     import ray
     from ray.util import placement_group_table
 
@@ -184,17 +184,17 @@ def free_rooms() -> list[NodeRoom]:
 
 
 def placement_failure(specs: Sequence[WorkerSpec], why: str, where: str = "on one machine") -> PlacementFailed:
-    """Names what the workers of these nodes want, and what is free; of each node, a spec of any of them."""
+    """An error with the needs of these nodes' workers and the free room. ``specs`` has one spec for each node."""
     free = "; ".join(f"{room.node}: {_said({'CPU': room.cpus, **room.resources})}" for room in free_rooms())
     count = sum(spec.local_world_size for spec in specs)
     return PlacementFailed(
-        f"{why}: {count} {where} want {_said(_wanted(specs))}; free is {free or 'nothing: no node is alive'}",
-        hint="fewer workers, or workers that want less; or more, or larger, nodes",
+        f"{why}: {count} {where} need {_said(_wanted(specs))}; free: {free or 'nothing, no node is alive'}",
+        hint="use fewer workers, workers that need less, or more or larger nodes",
     )
 
 
 def _check_room(nodes: Sequence[WorkerSpec]) -> None:
-    """Raises ``PlacementFailed`` unless an empty cluster had room for the workers of these nodes."""
+    """Raise ``PlacementFailed`` unless an empty cluster would have room for the workers of these nodes."""
     import ray
 
     totals = [Counter(_resources(node["Resources"])) for node in ray.nodes() if node["Alive"]]
@@ -202,24 +202,24 @@ def _check_room(nodes: Sequence[WorkerSpec]) -> None:
         if not any(_wanted([spec]) <= total for total in totals):
             raise placement_failure([spec], "no node of the cluster is large enough")
     if not _wanted(nodes) <= sum(totals, Counter[str]()):
-        raise placement_failure(nodes, "the cluster is not large enough, also when nothing else runs", "together")
+        raise placement_failure(nodes, "the cluster is not large enough, even when nothing else runs", "together")
 
 
 def _wanted(nodes: Sequence[WorkerSpec]) -> "Counter[str]":
     wanted = Counter[str]()
     for spec in nodes:
         for name, number in needs_of(spec).items():
-            wanted[name] += number * spec.local_world_size  # type: ignore[assignment]  # of parts, too
+            wanted[name] += number * spec.local_world_size  # type: ignore[assignment]  # may be a fraction
     return wanted
 
 
 def _node_of(spec: WorkerSpec) -> tuple[int, int]:
-    """A node of one group, which is known by its ``classes``: the same object for all of its workers."""
+    """Key of a group's node. All workers of a group share one ``classes`` object, whose id identifies the group."""
     return id(spec.classes), spec.node_number
 
 
 def _resources(all_of: Mapping[str, float]) -> dict[str, float]:
-    # Every placement group is a resource too, named by its id.
+    # Ray also lists each placement group as a resource, named by its id.
     return {name: n for name, n in all_of.items() if not name.startswith(_NOT_RESOURCES) and "_group_" not in name}
 
 

@@ -1,7 +1,7 @@
-"""The actor that a worker is on Ray: what of it runs on the node.
+"""The actor of a worker on Ray: the part that runs on the node.
 
-Ray takes no namespace packages along, so a node's own Forebay is imported there. ``actor_class`` travels by value and
-imports nothing of it until the versions have been compared.
+Ray does not ship namespace packages, so the node's own Forebay is imported there. ``actor_class`` is sent by value and
+imports nothing of Forebay until the versions have been compared.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Outcome = tuple[str, Frames]
 
 
 def version_reader() -> Callable[[], dict[str, str]]:
-    """A function that reads the versions of what has to be the same on every node; it imports nothing of ours."""
+    """A function that reads the versions that must match on every node. It imports nothing of Forebay."""
 
     def read() -> dict[str, str]:
         import platform
@@ -41,7 +41,7 @@ def version_reader() -> Callable[[], dict[str, str]]:
 
 
 def actor_class() -> type:
-    """The class of the actor; by value, since a node that has another Forebay must be able to say so."""
+    """The class of the actor, sent by value, so that a node with another version of Forebay can report it."""
     read_versions = version_reader()
 
     class ForebayWorker:
@@ -56,7 +56,7 @@ def actor_class() -> type:
 
             import ray
 
-            with socket.socket() as bound:  # nothing of ours: `begin` has yet to compare the versions
+            with socket.socket() as bound:  # no import of Forebay: `begin` has not compared the versions yet
                 bound.bind(("", 0))
                 return ray.util.get_node_ip_address(), bound.getsockname()[1]
 
@@ -83,10 +83,10 @@ def actor_class() -> type:
 
 
 class RayMember:
-    """One worker on its node. Its methods run in Ray's own event loop, users' code in two threads of the host's."""
+    """One worker on its node. Its methods run in Ray's event loop, users' code in two threads of the host."""
 
     _host: WorkerHost
-    """Once ``begin`` has made it."""
+    """Set by ``begin``."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -98,14 +98,14 @@ class RayMember:
         threading.Thread(target=self._take_turns, name="worker turns", daemon=True).start()
 
     async def begin(self, frames: Frames, master: tuple[str, int] | None) -> Outcome:
-        """Make the classes of a spec, whose group meets at ``master``; what came of it."""
+        """Construct the classes of a spec, with ``master`` as the rendezvous of its group. Returns the outcome."""
         made: Future[Any] = Future()
         self._turns.put(lambda: self._make(frames, master, made))
         await _ended(made)
         return outcome_frames(made, "the constructor")
 
     async def call(self, number: int, method: str, frames: Frames) -> Outcome:
-        """Run a call; what came of it. Calls begin in the order of their numbers, in whatever order they arrive."""
+        """Run a call and return its outcome. Calls begin in the order of their numbers, in any order of arrival."""
         await self._turn_of(number)
         future = self._running[number] = self._begin_call(number, method, frames)
         self._let_next(number)
@@ -114,7 +114,7 @@ class RayMember:
         return outcome_frames(future, method, out_of_band=False)
 
     async def cancel(self, number: int) -> None:
-        """Cancel a call that has begun, or has yet to arrive; one that has ended is no error."""
+        """Cancel a call that has begun or has not arrived yet. Does nothing for a call that has ended."""
         future = self._running.get(number)
         if future is not None:
             future.cancel()
@@ -122,16 +122,16 @@ class RayMember:
             self._dropped.add(number)
 
     async def skip(self, number: int) -> None:
-        """A call will not arrive: those after it may begin."""
+        """Skip a call that will not arrive, so that later ones can begin."""
         await self._turn_of(number)
         self._let_next(number)
 
     async def vitals(self) -> Frames:
-        """How it is."""
+        """Current vitals."""
         return to_frames(self._host.vitals)
 
     async def close(self) -> None:
-        """Cancel what runs, and end the event loop."""
+        """Cancel running calls, and end the event loop."""
         await asyncio.to_thread(self._host.close, 0.0)
 
     def _begin_call(self, number: int, method: str, frames: Frames) -> "Future[Any]":
@@ -153,16 +153,16 @@ class RayMember:
             self._host = WorkerHost(spec, self._node, self._turns.put)
             self._host.make()
             made.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - a constructor's SystemExit, too, is for the controller
+        except BaseException as error:  # noqa: BLE001 - the controller gets a constructor's SystemExit, too
             made.set_exception(error)
 
     def _take_turns(self) -> None:
         while True:
-            with suppress(KeyboardInterrupt):  # of a method's own: its call has failed with it
+            with suppress(KeyboardInterrupt):  # raised by a method: its call has failed with it
                 self._turns.get()()
 
     async def _turn_of(self, number: int) -> None:
-        # Large arguments come by way of Ray's object store, and small calls overtake them.
+        # Large arguments travel through Ray's object store, and small calls overtake them.
         if number != self._next:
             self._waiting[number] = asyncio.Event()
             await self._waiting[number].wait()
@@ -175,7 +175,7 @@ class RayMember:
 
 
 async def _ended(future: "Future[Any]") -> None:
-    """Return when a future of another thread has ended, in whatever way."""
+    """Wait until a future of another thread is done, whatever its outcome."""
     loop, event = asyncio.get_running_loop(), asyncio.Event()
     future.add_done_callback(lambda _: loop.call_soon_threadsafe(event.set))
     await event.wait()

@@ -1,4 +1,4 @@
-"""The end that a controller holds of a worker in another process: what processes and Ray have in common."""
+"""The controller's handle of a worker in another process: the common part of processes and Ray."""
 
 import itertools
 import threading
@@ -17,18 +17,18 @@ from forebay.workers.members.worker_spec import MethodCall, WorkerSpec, failed_f
 
 
 class RemoteWorker(ABC):
-    """Sends calls, each with its deadline, and tells everybody who waits for something of it that it is gone.
+    """Sends calls with their deadlines, and notifies all waiters when the worker is gone.
 
-    Whoever takes a call out of ``_pending`` is the one to end its future.
+    The code that removes a call from ``_pending`` must end its future.
     """
 
     def __init__(self, spec: WorkerSpec, watch: WorkerWatch, *, out_of_band: bool) -> None:
-        """``out_of_band``: large buffers of arguments are sent by themselves."""
+        """``out_of_band``: large buffers of arguments are sent as separate frames."""
         self.spec = spec
         self._watch, self._out_of_band = watch, out_of_band
         self.started: Future[None] = Future()
-        """Done when all its classes are made."""
-        self.started.set_running_or_notify_cancel()  # many may wait for it: none of them cancels it
+        """Done when all its classes are constructed."""
+        self.started.set_running_or_notify_cancel()  # so that no waiter can cancel it
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, tuple[Future[Any], MethodCall]] = {}
@@ -39,12 +39,12 @@ class RemoteWorker(ABC):
         self._listeners: list[Callable[[str], None]] = []
 
     def call(self, call: MethodCall) -> "Future[Any]":
-        """Run a method there; see ``RunningWorker``."""
+        """Run a method, as ``RunningWorker`` describes."""
         if self._is_closing:
             return failed_future(WorkerError(f"worker {self.spec.rank} takes no more calls: its group was closed"))
         try:
             frames = call_frames(call, self.spec.classes, out_of_band=self._out_of_band)
-        except Exception as error:  # noqa: BLE001 - whatever pickling raises is the caller's
+        except Exception as error:  # noqa: BLE001 - pickling may raise anything; passed to the caller
             return failed_future(error)
         future: Future[Any] = Future()
         number = next(self._numbers)
@@ -60,7 +60,7 @@ class RemoteWorker(ABC):
         return future
 
     def on_lost(self, notify: Callable[[str], None]) -> None:
-        """Have ``notify`` called once, with the reason, when the worker is gone and nobody has closed it."""
+        """Call ``notify`` once, with the reason, when the worker is gone without having been closed."""
         with self._lock:
             if not self._is_over:
                 self._listeners.append(notify)
@@ -74,48 +74,48 @@ class RemoteWorker(ABC):
 
     @abstractmethod
     def _lose(self, reason: str) -> None:
-        """End it, because of this."""
+        """End the worker for this reason."""
 
     @abstractmethod
     def _send_call(self, number: int, method: str, frames: Frames) -> None:
-        """Send a call under this number."""
+        """Send a call with this number."""
 
     @abstractmethod
     def _cancel(self, number: int) -> None:
-        """Have a call that was sent cancelled there."""
+        """Cancel a sent call in the worker."""
 
     def _drain(self, drain_s: float) -> bool:
-        """Wait so long until all calls have ended; whether they have."""
+        """Wait up to ``drain_s`` for all calls. Returns whether all have ended."""
         with self._lock:
             futures = [future for future, _ in self._pending.values()]
         return not wait(futures, drain_s).not_done
 
     def _end_call(self, number: int, kind: str, frames: Sequence[Any]) -> None:
-        """A call was answered."""
+        """End a call with its outcome."""
         if (sent := self._pop_call(number)) is None:
             return
         future, call = sent
         try:
             value = read_outcome(kind, frames, call.method)
-        except CancelledError:  # not by its caller, who would have ended it here
+        except CancelledError:  # not by its caller, whose cancel would have removed it here
             future.set_exception(WorkerLost(self.spec.rank, "it was closed"))
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
+        except BaseException as error:  # noqa: BLE001 - passed to the caller
             future.set_exception(error)
         else:
             future.set_result(value)
 
     def _fail_call(self, number: int, error: BaseException) -> None:
-        """A call came to nothing."""
+        """Fail a call."""
         if (sent := self._pop_call(number)) is not None:
             sent[0].set_exception(error)
 
     def _fail_start(self, error: BaseException) -> None:
-        """Its classes could not be made: it ends, and is not lost, and its calls fail with that."""
+        """Fail all calls with the error of its start. The worker ends, but is not reported as lost."""
         self._is_closing = True
         self._end_calls(error)
 
     def _tell_end(self) -> None:
-        """It is gone, because of ``_lost_because``: so are its calls, and all who listen hear of it."""
+        """Fail its calls and notify listeners: the worker is gone because of ``_lost_because``."""
         self._end_calls(WorkerLost(self.spec.rank, self._lost_because))
         with self._lock:
             self._is_over = True
@@ -124,11 +124,11 @@ class RemoteWorker(ABC):
             notify(self._lost_because)
 
     def _end_calls(self, error: BaseException) -> None:
-        """Those that were sent, and all to come. The first word counts."""
+        """Fail pending and future calls. Only the first error counts."""
         with self._lock:
             self._calls_end_with = error = self._calls_end_with or error
             numbers = list(self._pending)
-        with suppress(InvalidStateError):  # it has started
+        with suppress(InvalidStateError):  # it has already started
             self.started.set_exception(error)
         for number in numbers:
             self._fail_call(number, error)
@@ -142,5 +142,5 @@ class RemoteWorker(ABC):
         with self._lock:
             sent = self._pending.pop(number, None) if future.cancelled() else None
         if sent is not None:
-            future.set_running_or_notify_cancel()  # or `_drain` would wait for it to its end
+            future.set_running_or_notify_cancel()  # or `_drain` would wait for its end
             self._cancel(number)

@@ -1,4 +1,4 @@
-"""One thread that looks after the workers of a backend: deadlines of calls, and workers that say nothing."""
+"""One thread that watches the workers of a backend: deadlines of calls, and silent workers."""
 
 import heapq
 import itertools
@@ -10,23 +10,23 @@ from typing import Protocol
 
 _log = logging.getLogger(__name__)
 _MOST_ENDED = 1000
-"""Deadlines of ended calls that may wait for their time, before they are looked for."""
+"""Number of deadlines above which those of ended calls are removed."""
 
 
 def beat_s(silence_s: float) -> float:
-    """How often a worker says that it is there, or is asked, which is taken for dead after ``silence_s``."""
+    """Interval of a worker's vitals, if it counts as dead after ``silence_s``."""
     return min(1.0, silence_s / 5)
 
 
 class Watched(Protocol):
-    """What is looked after."""
+    """A watched worker."""
 
     def look(self) -> None:
-        """See whether it is still there; called every ``every_s``, and not to take long."""
+        """Check that it is alive. Called every ``every_s``; must be quick."""
 
 
 class WorkerWatch:
-    """The thread runs while there is something to watch."""
+    """Checks workers and deadlines in a thread, which runs while there are workers to watch."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -39,7 +39,7 @@ class WorkerWatch:
         self._thread: threading.Thread | None = None
 
     def add(self, watched: Watched) -> None:
-        """Look after this one, too."""
+        """Start watching a worker."""
         with self._changed:
             self._watched.append(watched)
             if self._thread is None:
@@ -47,7 +47,7 @@ class WorkerWatch:
                 self._thread.start()
 
     def remove(self, watched: Watched) -> None:
-        """Look after it no longer; one that is not there is no error."""
+        """Stop watching a worker. Does nothing if it is not watched."""
         with self._changed:
             if watched in self._watched:
                 self._watched.remove(watched)
@@ -55,11 +55,11 @@ class WorkerWatch:
 
     @property
     def num_deadlines(self) -> int:
-        """That are kept for their time."""
+        """Number of stored deadlines, including those of ended calls."""
         return len(self._deadlines)
 
     def at(self, due_s: float, is_done: Callable[[], bool], act: Callable[[], None]) -> None:
-        """Call ``act`` at that time of the monotonic clock, unless ``is_done`` by then."""
+        """Call ``act`` at ``due_s`` of the monotonic clock, unless ``is_done`` returns true then."""
         with self._changed:
             if len(self._deadlines) > self._num_checked:
                 self._deadlines = [each for each in self._deadlines if not each[2]()]
@@ -95,5 +95,5 @@ class WorkerWatch:
 def _look(watched: Watched) -> None:
     try:
         watched.look()
-    except Exception:  # noqa: BLE001 - the other workers, and all deadlines, depend on this thread
-        _log.exception("a worker could not be looked after")
+    except Exception:  # noqa: BLE001 - other workers and all deadlines need this thread
+        _log.exception("checking a worker failed")

@@ -1,7 +1,7 @@
-"""Calls and what comes of them as bytes, for processes and for Ray alike: users' objects are pickled here alone.
+"""Calls and their outcomes as bytes, for processes and Ray. All pickling of users' objects is done here.
 
-By cloudpickle, so that functions, and classes of ``__main__``, go by value. Large buffers, as those of numpy arrays,
-may stay outside the pickle, so that nobody copies them.
+cloudpickle sends functions and classes of ``__main__`` by value. Large buffers, such as those of numpy arrays, may stay
+outside the pickle to avoid copies.
 """
 
 import inspect
@@ -19,27 +19,27 @@ from forebay.workers.members.worker import ClassWithInitArgs
 from forebay.workers.members.worker_spec import MethodCall, RemoteFailure, WorkerSpec
 
 Frames = list[Any]
-"""Bytes, and what has a buffer: a pickle, and the buffers that it left out."""
+"""A pickle as bytes, and the buffers that it left out."""
 
 OUT_OF_BAND_BYTES = 64 << 10
-"""Below that, a buffer is copied sooner than it is sent by itself."""
+"""Smallest buffer that is sent separately: copying a smaller one is faster."""
 
 VALUE, FAILURE, ERROR, CANCELLED = "value", "failure", "error", "cancelled"
 
 
 class _NotPlain(Exception):
-    """Something is no plain value."""
+    """The value is not plain."""
 
 
 class _PlainPickler(pickle.Pickler):
-    """Of numbers, strings, and what holds them: in a third of the time that cloudpickle takes to begin."""
+    """Pickles numbers, strings and their containers, in a third of the time that cloudpickle needs to begin."""
 
     def reducer_override(self, _: Any) -> Any:
         raise _NotPlain
 
 
 def to_frames(value: Any, *, out_of_band: bool = True) -> Frames:
-    """Of any object. Raises whatever its pickling raises."""
+    """Pickle any object. Raises the error of its pickling."""
     plain = io.BytesIO()
     try:
         _PlainPickler(plain, pickle.HIGHEST_PROTOCOL).dump(value)
@@ -64,16 +64,16 @@ def _to_frames(value: Any, *, out_of_band: bool) -> Frames:
 
 
 def from_frames(frames: Sequence[Any]) -> Any:
-    """The object. Raises whatever its unpickling raises."""
-    return pickle.loads(frames[0], buffers=frames[1:])  # noqa: S301 - of our own other end
+    """Unpickle an object. Raises the error of its unpickling."""
+    return pickle.loads(frames[0], buffers=frames[1:])  # noqa: S301 - sent by the other end of this connection
 
 
 def spec_frames(specs: Sequence[WorkerSpec], *besides: Any, out_of_band: bool = True) -> list[Frames]:
-    """What each worker is to read first: a tuple of its spec, without classes, and ``besides``; then its classes."""
+    """First frames for each worker: a tuple of its spec without classes and ``besides``, then its classes."""
     classes: dict[int, Frames] = {}
     frames = []
     for spec in specs:
-        key = id(spec.classes)  # the same for all, as a rule: pickled once
+        key = id(spec.classes)  # usually the same for all, so pickled once
         if key not in classes:
             classes[key] = class_frames(spec.classes, out_of_band=out_of_band)
         frames.append([*to_frames((replace(spec, classes={}), *besides), out_of_band=False), *classes[key]])
@@ -81,7 +81,7 @@ def spec_frames(specs: Sequence[WorkerSpec], *besides: Any, out_of_band: bool = 
 
 
 def class_frames(classes: Mapping[str, ClassWithInitArgs[Any]], *, out_of_band: bool = True) -> Frames:
-    """Of a spec's classes. Raises ``InvalidInput`` that names the constructor's argument."""
+    """Frames of a spec's classes. Raises ``InvalidInput`` that names the constructor's argument."""
     try:
         return to_frames(dict(classes), out_of_band=out_of_band)
     except Exception:  # pickling may raise anything
@@ -92,19 +92,19 @@ def class_frames(classes: Mapping[str, ClassWithInitArgs[Any]], *, out_of_band: 
 
 
 def read_classes(frames: Sequence[Any]) -> dict[str, ClassWithInitArgs[Any]]:
-    """The classes. Raises ``InvalidInput`` when they cannot be put together here."""
+    """Read classes. Raises ``InvalidInput`` if they cannot be unpickled here."""
     try:
         return from_frames(frames)  # type: ignore[no-any-return]
     except Exception as error:  # unpickling may raise anything
         raise InvalidInput(
             f"the class of the worker cannot be unpickled in its process: {_said(error)}",
-            hint="it must be importable there; classes of __main__, and of functions, travel by value",
+            hint="it must be importable there; classes of __main__ and of functions are sent by value",
             field="cls",
         ) from error
 
 
 def call_frames(call: MethodCall, classes: Mapping[str, ClassWithInitArgs[Any]], *, out_of_band: bool = True) -> Frames:
-    """Of one call. Raises ``InvalidInput`` that names the argument, by the signature of the method in ``classes``."""
+    """Frames of a call. Raises ``InvalidInput`` that names the argument, by the method's signature in ``classes``."""
     try:
         return to_frames(
             (call.role, call.method, tuple(call.args), dict(call.kwargs), call.function, call.deadline_s),
@@ -120,40 +120,40 @@ def call_frames(call: MethodCall, classes: Mapping[str, ClassWithInitArgs[Any]],
 
 
 def read_call(frames: Sequence[Any], method: str) -> MethodCall:
-    """The call. Raises ``InvalidInput`` when its arguments cannot be put together here."""
+    """Read a call. Raises ``InvalidInput`` if its arguments cannot be unpickled here."""
     try:
         return MethodCall(*from_frames(frames))
-    except BaseException as error:  # an exit would end the thread that reads, and nobody would answer
+    except BaseException as error:  # SystemExit would end the reading thread without a reply
         raise InvalidInput(
             f"the arguments of {method} cannot be unpickled on the worker: {_said(error)}",
-            hint="the worker must be able to import what their classes are defined in",
+            hint="the worker must be able to import the modules of their classes",
             field="args",
         ) from error
 
 
 def outcome_frames(ended: "Future[Any]", method: str, *, out_of_band: bool = True) -> tuple[str, Frames]:
-    """What became of a call, on the worker: its kind, and the frames for ``read_outcome``. Raises nothing."""
+    """Outcome of a call on the worker: its kind, and the frames for ``read_outcome``. Never raises."""
     try:
         value = ended.result()
     except CancelledError:
         return CANCELLED, []
     except RemoteFailure as failure:
         return FAILURE, [_failure_bytes(failure)]
-    except BaseException as error:  # noqa: BLE001 - ours: a deadline, a refusal
+    except BaseException as error:  # noqa: BLE001 - an error of Forebay, such as a deadline
         return ERROR, to_frames(error)
     try:
         return VALUE, to_frames(value, out_of_band=out_of_band)
     except Exception as error:  # noqa: BLE001 - pickling may raise anything
         refusal = InvalidInput(
             f"the result of {method} is a {type_name(value)} and cannot be pickled: {_said(error)}",
-            hint="return plain data; what cannot be sent can stay on the worker",
+            hint="return plain data, and keep other objects on the worker",
             field="result",
         )
         return ERROR, to_frames(refusal)
 
 
 def read_outcome(kind: str, frames: Sequence[Any], method: str) -> Any:
-    """The value, or raises what the call failed with."""
+    """Return the value of a call, or raise its error."""
     if kind == CANCELLED:
         raise CancelledError
     if kind == FAILURE:
@@ -166,19 +166,19 @@ def read_outcome(kind: str, frames: Sequence[Any], method: str) -> Any:
     except Exception as error:  # unpickling may raise anything
         raise InvalidInput(
             f"the result of {method} cannot be unpickled here: {_said(error)}",
-            hint="its class must be one that the controller can import",
+            hint="the controller must be able to import its class",
             field="result",
         ) from error
 
 
 def type_name(value: Any) -> str:
-    """Of its class, with the module unless that is built in."""
+    """Name of the value's class, with its module unless that is builtins."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _failure_bytes(failure: RemoteFailure) -> bytes:
-    # The error by itself: where it cannot be sent, or read, its trace still is.
+    # The error is pickled separately, so that its trace arrives even if the error cannot be sent or read.
     try:
         pickled = cloudpickle.dumps(failure.error)
     except Exception:  # noqa: BLE001 - pickling may raise anything
@@ -189,7 +189,7 @@ def _failure_bytes(failure: RemoteFailure) -> bytes:
 def _error_of(pickled: bytes | None) -> BaseException | None:
     try:
         error = from_frames([pickled]) if pickled is not None else None
-    except Exception:  # noqa: BLE001 - of a class that only the worker has, or that does not take its own arguments
+    except Exception:  # noqa: BLE001 - only the worker has its class, or the class rejects its own args
         return None
     return error if isinstance(error, BaseException) else None
 
@@ -219,7 +219,7 @@ def _refuse(value: Any, what: str, field: str) -> None:
     except Exception as error:  # pickling may raise anything
         raise InvalidInput(
             f"{what} is a {type_name(value)} and cannot be pickled: {_said(error)}",
-            hint="send plain data, and open connections, files and locks on the worker",
+            hint="send plain data, and create connections, files and locks on the worker",
             field=field,
         ) from error
 

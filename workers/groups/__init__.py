@@ -1,10 +1,10 @@
-"""Worker groups: a controller that reads like a script of one process, while its methods run on many workers.
+"""Worker groups: the controller reads like a single-process script, while its methods run on many workers.
 
 ``group`` starts the workers of a pool (``resource_pool``) and has their registered methods (``register``,
-``bound_method``). A call goes through ``method_caller``: ``dispatch`` lays its arguments out over the workers, by
-``splitting`` them where its mode says so; ``group_workers`` knows who is there, busy or lost, sends each one, again
-after a failure, and watches its deadline. What the caller has in hand is a ``call``, or for ``MAP`` the results of
-``mapping``, which gets them from whoever is idle.
+``bound_method``). A call goes through ``method_caller``. ``dispatch`` lays its arguments out over the workers, and
+splits them (``splitting``) in some modes. ``group_workers`` tracks idle, busy and lost workers, sends each rank its
+call, retries it and applies its deadline. The caller gets a ``call``, or for ``MAP`` the results of ``mapping``,
+which sends items to idle workers.
 """
 
 from forebay.workers.groups.bound_method import ColocatedClasses, create_colocated_worker_cls

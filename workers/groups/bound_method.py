@@ -1,4 +1,4 @@
-"""The classes of a group's workers, one or several in each process, and which methods the group has of them."""
+"""The classes of a group's workers, one or several in each process, and their methods that the group has."""
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping
@@ -24,29 +24,30 @@ UNREGISTERED = Registration(
     deadline_s=None,
     retries=0,
 )
-"""How ``execute_all`` and its like call a method that says nothing of itself."""
+"""How ``execute_all`` and similar methods call an unregistered method."""
 
 
 class ColocatedClasses:
-    """Classes by role. Of each, every process of the group makes one, in this order; each has the others in ``roles``.
+    """Classes by role. Every process of the group constructs one worker of each class, in this order.
 
-    A group of them has every method as ``role_method``; ``spawn`` gives groups by role.
+    Each worker finds the others in ``roles``. The group has every method as ``role_method``; ``spawn`` makes groups by
+    role.
     """
 
     def __init__(self, class_dict: Mapping[str, ClassWithInitArgs[Any]]) -> None:
         if not class_dict:
             raise InvalidInput(
-                "there is no class to colocate", field="class_dict", hint="{role: ClassWithInitArgs(cls, ...)}"
+                "class_dict is empty", field="class_dict", hint="pass {role: ClassWithInitArgs(cls, ...)}"
             )
         for role, each in class_dict.items():
             if not isinstance(role, str) or not role.isidentifier():
-                raise InvalidInput(f"{role!r} cannot be a role", field="class_dict", hint="a name, as 'actor'")
+                raise InvalidInput(f"{role!r} cannot be a role", field="class_dict", hint="an identifier, as 'actor'")
             _check_class(each, f"class_dict.{role}")
         self.classes = dict(class_dict)
 
 
 create_colocated_worker_cls = ColocatedClasses
-"""What a ``WorkerGroup`` is made with, to have one process hold a worker of each class."""
+"""Argument for a ``WorkerGroup`` whose processes each hold a worker of every class."""
 
 
 def classes_of(cls_with_init: ClassWithInitArgs[Any] | ColocatedClasses) -> Mapping[str, ClassWithInitArgs[Any]]:
@@ -58,13 +59,13 @@ def classes_of(cls_with_init: ClassWithInitArgs[Any] | ColocatedClasses) -> Mapp
 
 
 def _check_class(value: object, field: str) -> None:
-    """Raise ``InvalidInput`` for what is no worker's class with its arguments."""
+    """Raise ``InvalidInput`` unless ``value`` is the class of a worker with its arguments."""
     if not isinstance(value, ClassWithInitArgs):
         raise InvalidInput(
-            f"{field} is {value!r}", field=field, hint="ClassWithInitArgs(cls, ...): it is made on the worker"
+            f"{field} must be a ClassWithInitArgs (got {value!r})", field=field, hint="pass ClassWithInitArgs(cls, ...)"
         )
     if not (isinstance(value.cls, type) and issubclass(value.cls, Worker)):
-        raise InvalidInput(f"{value.cls!r} is no Worker", field=field, hint="derive the class from Worker")
+        raise InvalidInput(f"{value.cls!r} is not a Worker", field=field, hint="derive the class from Worker")
 
 
 @dataclass(frozen=True)
@@ -77,24 +78,24 @@ class BoundMethod:
 
     @property
     def lays_out(self) -> bool:
-        """Whether functions of a user's own lay its arguments out."""
+        """Whether user functions lay its arguments out."""
         mode = self.registration["dispatch_mode"]
         return not (isinstance(mode, DispatchMode) and mode in PREDEFINED)
 
     @property
     def is_map(self) -> bool:
-        """Whether it goes over items."""
+        """Whether it iterates over items."""
         return self.registration["dispatch_mode"] is Dispatch.MAP
 
 
 def functions_of(method: BoundMethod) -> DispatchFunctions:
-    """The two functions of its mode, as they are now."""
+    """The two functions that its mode has now."""
     mode = method.registration["dispatch_mode"]
     return get_predefined_dispatch_fn(mode) if isinstance(mode, DispatchMode) else mode
 
 
 def bound_methods(classes: Mapping[str, ClassWithInitArgs[Any]], *, is_prefixed: bool = True) -> dict[str, BoundMethod]:
-    """All registered methods, by the names that a group has for them: ``method``, or ``role_method``."""
+    """All registered methods by their names on a group: ``method`` or ``role_method``."""
     return {
         f"{role}_{name}" if role and is_prefixed else name: BoundMethod(role, name, registration)
         for role, each in classes.items()
@@ -106,7 +107,7 @@ def any_method(classes: Mapping[str, ClassWithInitArgs[Any]], name: str) -> Boun
     """A method by its name, registered or not. Raises ``AttributeError`` if there is none."""
     for role, method in _readings(classes, name):
         cls = classes[role].cls
-        # Without evaluating it, should it be a property.
+        # Static, so that a property is not evaluated.
         if inspect.isroutine(inspect.getattr_static(cls, method, None)):
             return BoundMethod(role, method, registration_of(cls, method) or UNREGISTERED)
     raise AttributeError(f"{_names(classes)} has no method {name}")
@@ -126,7 +127,7 @@ def missing(classes: Mapping[str, ClassWithInitArgs[Any]], name: str, known: Col
 
 
 def check_not_hidden(names: Collection[str], taken: type) -> None:
-    """Raise ``InvalidInput`` for a name that the group has for itself."""
+    """Raise ``InvalidInput`` for a name that the group's own class uses."""
     for name in names:
         if hasattr(taken, name):
             raise InvalidInput(
@@ -137,7 +138,7 @@ def check_not_hidden(names: Collection[str], taken: type) -> None:
 
 
 def _readings(classes: Mapping[str, ClassWithInitArgs[Any]], name: str) -> Iterator[tuple[str, str]]:
-    """What ``method`` or ``role_method`` may mean: role and method."""
+    """Possible meanings of ``method`` or ``role_method``: pairs of role and method."""
     if "" in classes:
         yield "", name
     elif len(classes) == 1:

@@ -1,4 +1,4 @@
-"""What a call on a worker group gives: values that may still be on their way."""
+"""Results of a call on a worker group, which may still be pending."""
 
 import asyncio
 import threading
@@ -13,13 +13,13 @@ from forebay.workers.members.worker_spec import RemoteFailure
 
 T = TypeVar("T")
 Outputs = Mapping[int, Any]
-"""What workers gave back, by rank, in its order."""
+"""Results of the workers, by rank, in the order of ranks."""
 
 
 class GroupCall(Generic[T]):
-    """A call that was made, or will be once what it waits for is there. ``get`` it, ``await`` it, or hand it on.
+    """A call that was sent, or will be once its arguments are available. ``get`` or ``await`` its value.
 
-    It may be an argument of a call on any group, which then gets its value.
+    It may be an argument of a call on any group; the workers then get its value.
     """
 
     def __init__(self, method: str, outputs: "Future[Outputs]", collect: Callable[[Outputs], T]) -> None:
@@ -29,14 +29,14 @@ class GroupCall(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether it has succeeded, failed or been cancelled."""
         return self._outputs.done()
 
     def get(self, timeout_s: float | None = None) -> T:
-        """The value. Raises ``TimeoutError`` if it takes longer, and then goes on; else what went wrong.
+        """Wait for the value. Raises ``TimeoutError`` after ``timeout_s``; the call continues.
 
-        That is ``WorkerFailed`` (with the traceback of every rank that raised), ``WorkerLost``, ``TimeoutError``
-        (deadline), ``InvalidInput`` (what cannot be pickled), ``CancelledError``.
+        A failed call raises ``WorkerFailed`` (with the traceback of every rank that raised), ``WorkerLost``,
+        ``TimeoutError`` (deadline), ``InvalidInput`` (something cannot be pickled) or ``CancelledError``.
         """
         try:
             outputs = self._outputs.result(timeout_s)
@@ -47,7 +47,7 @@ class GroupCall(Generic[T]):
         return self._value(outputs)
 
     def cancel(self) -> bool:
-        """Cancel it: ``async`` methods where they run, others if they have not begun. False if it has ended."""
+        """Cancel running ``async`` methods, and others that have not begun. False if the call has ended."""
         return self._outputs.cancel()
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -59,11 +59,11 @@ class GroupCall(Generic[T]):
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise InvalidInput(
-            f"a call ({self._method}) cannot be pickled", hint="an argument by itself, or get() it", field="call"
+            f"a call ({self._method}) cannot be pickled", hint="pass it on its own, or get() it", field="call"
         )
 
     def _value(self, outputs: Outputs) -> T:
-        # Here, and not where outputs arrive: a user's function must not hold up the replies of others.
+        # Collected here, not on arrival: a user's function must not delay other replies.
         with self._lock:
             if not self._collected:
                 self._collected.append(self._collect(outputs))
@@ -77,7 +77,7 @@ def gather(
     world_size: int,
     rank_of: Callable[[int], int],
 ) -> None:
-    """Have ``whole`` end when all of these have, with one error if any failed, on ranks by ``rank_of``."""
+    """End ``whole`` when all ``futures`` have ended, with one error if any failed. ``rank_of`` names their ranks."""
     left, lock = set(futures), threading.Lock()
 
     def ended(key: int, _: "Future[Any]") -> None:
@@ -101,14 +101,14 @@ def gather(
 
 
 def error_of(future: "Future[Any]") -> BaseException | None:
-    """Of one that has ended."""
+    """Error of a future that has ended, or None."""
     return WorkerError("the call was cancelled") if future.cancelled() else future.exception()
 
 
 def one_error(method: str, errors: Mapping[int, BaseException], world_size: int) -> BaseException:
-    """What a call of which some ranks failed raises."""
+    """The error that a call raises when some of its ranks failed."""
     first = next(iter(errors.values()))
-    for error in errors.values():  # the caller's own mistake, the same on every rank
+    for error in errors.values():  # the caller's mistake, identical on every rank
         if isinstance(error, InvalidInput):
             return error
     if any(isinstance(error, RemoteFailure) for error in errors.values()):
@@ -125,12 +125,12 @@ def one_error(method: str, errors: Mapping[int, BaseException], world_size: int)
 
 
 def waits_for(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call is among the arguments, or in a list, tuple or dict among them."""
+    """Whether an argument is a call, or a list, tuple or dict that contains one."""
     return any(isinstance(each, GroupCall) for value in (*args, *kwargs.values()) for each in _inside(value))
 
 
 def materialized(value: Any) -> Any:
-    """The value with that of each call in place of it; waits for them."""
+    """``value`` with each call replaced by its value. Waits for the calls."""
     if isinstance(value, GroupCall):
         return value.get()
     if not any(isinstance(each, GroupCall) for each in _inside(value)):

@@ -1,4 +1,4 @@
-"""How the arguments of one call are laid out over workers, and how their results become one."""
+"""Dispatch modes: how arguments of a call are laid out over workers, and how results are combined."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
@@ -16,39 +16,39 @@ class _NotCalled:
 
 
 NOT_CALLED = _NotCalled()
-"""In place of an argument of a rank: that rank is not called."""
+"""Stands for a rank's argument: that rank is not called."""
 
 
 class HasWorkers(Protocol):
-    """What dispatch and collect functions are given: the group."""
+    """The group, as dispatch and collect functions see it."""
 
     @property
     def world_size(self) -> int:
-        """Its number of workers."""
+        """Number of workers."""
 
 
 LaidOut = tuple[tuple[Sequence[Any], ...], dict[str, Sequence[Any]]]
 DispatchFn = Callable[..., LaidOut]
-"""``dispatch_fn(worker_group, *args, **kwargs)``: in place of each argument a list with one entry per worker."""
+"""``dispatch_fn(worker_group, *args, **kwargs)`` returns, for each argument, a list with one entry per worker."""
 CollectFn = Callable[[Any, list[Any]], Any]
-"""``collect_fn(worker_group, outputs)``: outputs of the ranks that were called, in their order."""
+"""``collect_fn(worker_group, outputs)`` combines the outputs of the called ranks, in rank order."""
 
 
 class DispatchFunctions(TypedDict):
-    """A dispatch mode of one's own."""
+    """A custom dispatch mode."""
 
     dispatch_fn: DispatchFn
     collect_fn: CollectFn
 
 
 def dispatch_one_to_all(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
-    """Each argument whole to each worker."""
+    """Pass every argument whole to every worker."""
     size = worker_group.world_size
     return tuple([value] * size for value in args), {name: [value] * size for name, value in kwargs.items()}
 
 
 def dispatch_all_to_all(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
-    """Each argument is a list, or a tuple, with one value per worker. Raises ``InvalidInput`` for anything else."""
+    """Pass each worker its value of every argument, a list with one per worker. Raises ``InvalidInput`` otherwise."""
     for name, value in _named(args, kwargs):
         if not isinstance(value, list | tuple) or len(value) != worker_group.world_size:
             given = f"{len(value)} values" if isinstance(value, list | tuple) else type(value).__name__
@@ -56,13 +56,13 @@ def dispatch_all_to_all(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> 
                 f"argument {name} must be a list with one value for each of {worker_group.world_size} workers,"
                 f" and is {given}",
                 field=name,
-                hint="ONE_TO_ALL gives every worker the same, DP_COMPUTE_PROTO splits",
+                hint="ONE_TO_ALL passes the same value to every worker, DP_COMPUTE_PROTO splits it",
             )
     return args, dict(kwargs)
 
 
 def dispatch_split(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
-    """Each argument split along its first axis; ranks whose share would be empty are not called."""
+    """Split each argument along its first axis. Ranks with an empty share are not called."""
     lengths: list[int] = []
     laid_out: dict[str, Sequence[Any]] = {}
     for name, value in _named(args, kwargs):
@@ -72,9 +72,9 @@ def dispatch_split(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidO
             raise InvalidInput(
                 f"argument {name} has length {lengths[-1]}, those before it have {lengths[0]}",
                 field=name,
-                hint="all arguments that are split have the same length",
+                hint="all arguments that are split must have the same length",
             )
-        # Rank 0 is called for an empty whole, so that it has a result.
+        # Rank 0 is called even if there is no data, so that the call has a result.
         called = [size > 0 or (lengths[0] == 0 and rank == 0) for rank, size in enumerate(sizes)]
         laid_out[name] = [part if is_called else NOT_CALLED for part, is_called in zip(parts, called, strict=True)]
     positional = tuple(laid_out.pop(str(number)) for number in range(len(args)))
@@ -82,7 +82,7 @@ def dispatch_split(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidO
 
 
 def dispatch_split_and_function(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidOut:
-    """The first argument, a function, whole to each worker, the others split."""
+    """Pass the first argument, a function, whole to each worker, and split the others."""
     if not args or not callable(args[0]):
         raise InvalidInput(
             "the first argument must be a function, by position", field="0", hint="group.method(function, data)"
@@ -92,23 +92,23 @@ def dispatch_split_and_function(worker_group: HasWorkers, *args: Any, **kwargs: 
 
 
 def collect_all_to_all(worker_group: HasWorkers, outputs: list[Any]) -> list[Any]:  # noqa: ARG001 - as all of its kind
-    """The results as they are, by rank."""
+    """Return the results as a list, by rank."""
     return outputs
 
 
 def collect_joined(worker_group: HasWorkers, outputs: list[Any]) -> Any:  # noqa: ARG001 - as all of its kind
-    """The results joined in the order of ranks; a list where they are not of a kind that is joined."""
+    """Join the results in rank order. Results of a type that cannot be joined are returned as a list."""
     return join(outputs)
 
 
 def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Arguments with their names; those by position have their number."""
+    """Pairs of name and argument. The name of a positional argument is its number."""
     yield from ((str(number), value) for number, value in enumerate(args))
     yield from kwargs.items()
 
 
 class DispatchMode:
-    """A name for two functions, of ``Dispatch``. ``MAP`` has none."""
+    """A name of ``Dispatch`` for a dispatch and a collect function. ``MAP`` has neither."""
 
     def __init__(self, name: str, dispatch_fn: DispatchFn | None = None, collect_fn: CollectFn | None = None) -> None:
         self.name, self.dispatch_fn, self.collect_fn = name, dispatch_fn, collect_fn
@@ -117,11 +117,11 @@ class DispatchMode:
         return f"Dispatch.{self.name}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_mode_named, (self.name,))  # classes go to workers, and their methods name modes
+        return (_mode_named, (self.name,))  # classes are sent to workers, and their methods refer to modes
 
 
 class _Modes(type):
-    """Lets a class be asked for what was registered with it."""
+    """Makes registered modes attributes and members of a class."""
 
     _modes: dict[str, DispatchMode]
 
@@ -142,31 +142,31 @@ class Dispatch(metaclass=_Modes):
     """The dispatch modes. ``register_dispatch_mode`` adds others."""
 
     ONE_TO_ALL = DispatchMode("ONE_TO_ALL", dispatch_one_to_all, collect_all_to_all)
-    """Every worker gets every argument whole; a list of the workers' results."""
+    """Every worker gets every argument whole. Returns a list of results."""
     ALL_TO_ALL = DispatchMode("ALL_TO_ALL", dispatch_all_to_all, collect_all_to_all)
-    """Every argument is a list with one value per worker; a list of their results."""
+    """Every argument is a list with one value per worker. Returns a list of results."""
     DP_COMPUTE = DispatchMode("DP_COMPUTE", dispatch_all_to_all, collect_all_to_all)
-    """As ``ALL_TO_ALL``."""
+    """Alias of ``ALL_TO_ALL``."""
     DP_COMPUTE_PROTO = DispatchMode("DP_COMPUTE_PROTO", dispatch_split, collect_joined)
-    """Arguments are split along their first axis, results are joined in order."""
+    """Arguments are split along their first axis; results are joined in order."""
     DP_COMPUTE_PROTO_WITH_FUNC = DispatchMode("DP_COMPUTE_PROTO_WITH_FUNC", dispatch_split_and_function, collect_joined)
-    """The same after a first argument that is a function, which every worker gets."""
+    """Like ``DP_COMPUTE_PROTO``, after a first argument that is a function, which every worker gets."""
     DP_COMPUTE_METRIC = DispatchMode("DP_COMPUTE_METRIC", dispatch_split, collect_all_to_all)
-    """Split in the same way; a list of the results."""
+    """Arguments are split along their first axis. Returns a list of results."""
     MAP = DispatchMode("MAP")
-    """An idle worker takes the next item of the first argument; results come as they finish."""
+    """An idle worker takes the next item of the first argument. Results are available as they finish."""
 
     _modes: dict[str, DispatchMode]
 
     @classmethod
     def remove(cls, name: str) -> None:
-        """Forget a mode that was registered. Groups that have bound it keep it."""
+        """Remove a mode that was registered. Groups that have bound it keep it."""
         mode = cls._modes.get(name)
         if mode is None or mode in PREDEFINED:
             raise InvalidInput(
                 f"{name!r} was not registered as a dispatch mode",
                 field="dispatch_mode",
-                hint="register_dispatch_mode gave it a name; those of Dispatch itself stay",
+                hint="only modes added by register_dispatch_mode can be removed",
             )
         del cls._modes[name]
 
@@ -176,20 +176,20 @@ Dispatch._modes = {mode.name: mode for mode in PREDEFINED}
 
 
 def _mode_named(name: str) -> DispatchMode:
-    # In a worker, modes that its controller registered need not be known: nothing is dispatched there.
+    # A worker may not know a mode that its controller registered: nothing is dispatched there.
     return Dispatch._modes.get(name) or DispatchMode(name)
 
 
 def check_dispatch_mode(mode: object) -> None:
-    """Raise ``InvalidInput`` for what is neither a mode nor a dict of two functions."""
+    """Raise ``InvalidInput`` unless ``mode`` is a mode or a dict of two functions."""
     if isinstance(mode, DispatchMode) and mode in Dispatch:
         return
     if isinstance(mode, Mapping) and set(mode) == {"dispatch_fn", "collect_fn"} and all(map(callable, mode.values())):
         return
     raise InvalidInput(
-        f"{mode!r} is no dispatch mode",
+        f"{mode!r} is not a dispatch mode",
         field="dispatch_mode",
-        hint="one of Dispatch, or a dict with the functions dispatch_fn and collect_fn",
+        hint="use a mode of Dispatch, or a dict with the functions dispatch_fn and collect_fn",
     )
 
 
@@ -198,20 +198,20 @@ def get_predefined_dispatch_fn(dispatch_mode: DispatchMode) -> DispatchFunctions
     check_dispatch_mode(dispatch_mode)
     if dispatch_mode.dispatch_fn is None or dispatch_mode.collect_fn is None:
         raise InvalidInput(
-            "MAP has no two functions: an idle worker takes the next item",
+            "MAP has no dispatch and collect functions: an idle worker takes the next item",
             field="dispatch_mode",
-            hint="register_dispatch_mode adds a mode that has",
+            hint="register_dispatch_mode adds a mode that has them",
         )
     return DispatchFunctions(dispatch_fn=dispatch_mode.dispatch_fn, collect_fn=dispatch_mode.collect_fn)
 
 
 def register_dispatch_mode(dispatch_mode_name: str, dispatch_fn: DispatchFn, collect_fn: CollectFn) -> DispatchMode:
-    """Add a mode: ``Dispatch.NAME`` from now on. ``Dispatch.remove`` takes it back."""
+    """Add a mode, available as ``Dispatch.NAME``. ``Dispatch.remove`` removes it."""
     if dispatch_mode_name in Dispatch:
         raise InvalidInput(
-            f"there is a dispatch mode {dispatch_mode_name!r} already",
+            f"dispatch mode {dispatch_mode_name!r} already exists",
             field="dispatch_mode_name",
-            hint="update_dispatch_mode gives a mode other functions",
+            hint="update_dispatch_mode changes the functions of a mode",
         )
     if not dispatch_mode_name.isidentifier() or hasattr(Dispatch, dispatch_mode_name):
         raise InvalidInput(
@@ -224,7 +224,7 @@ def register_dispatch_mode(dispatch_mode_name: str, dispatch_fn: DispatchFn, col
 
 
 def update_dispatch_mode(dispatch_mode: DispatchMode, dispatch_fn: DispatchFn, collect_fn: CollectFn) -> None:
-    """Give a mode other functions, for groups that are made from now on."""
+    """Change the functions of a mode, for groups created from now on."""
     get_predefined_dispatch_fn(dispatch_mode)
     check_dispatch_mode(DispatchFunctions(dispatch_fn=dispatch_fn, collect_fn=collect_fn))
     dispatch_mode.dispatch_fn, dispatch_mode.collect_fn = dispatch_fn, collect_fn

@@ -1,4 +1,4 @@
-"""A controller's handle of many workers: their registered methods are its own."""
+"""A controller's handle of many workers, which has their registered methods."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -43,18 +43,18 @@ SYSTEM_VARIABLES = frozenset(
         "MASTER_PORT",
     }
 )
-"""What says where a process stands in its group: of each worker another value, and nobody's choice."""
+"""Variables that give a process its position in the group. They differ between workers and cannot be set."""
 SYSTEM_PREFIXES = ("RAY_", "TORCHELASTIC_")
-"""Set by Ray, and by torch's launcher, for processes of their own."""
+"""Prefixes of variables that Ray and torch's launcher set for their own processes."""
 
 
 class WorkerGroup:
-    """Starts a worker for each process of a pool. Every method with ``register`` is then a method of the group.
+    """Starts a worker for each process of a pool. Every registered method of its class is a method of the group.
 
-    ``backend``: ``"inline"``, ``"processes"``, ``"ray"``, or one that was made. ``env``: variables that are added to
-    those of the workers. ``wait_started=False``: return while they start; their calls wait for that.
+    ``backend``: ``"inline"``, ``"processes"``, ``"ray"`` or a backend object. ``env``: environment variables added to
+    those of the workers. ``wait_started=False``: return while workers start; calls wait for their start.
 
-    Raises ``InvalidInput``, ``PlacementFailed``, and ``WorkerFailed`` with all that constructors raised.
+    Raises ``InvalidInput``, ``PlacementFailed``, and ``WorkerFailed`` with the errors of all constructors.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class WorkerGroup:
         if wait_started:
             try:
                 self._workers.wait_started()
-            except BaseException:  # a Ctrl-C, too: nobody else has the workers
+            except BaseException:  # Ctrl-C, too: nothing else could close the workers
                 self.close(drain_s=0.0)
                 raise
 
@@ -93,18 +93,18 @@ class WorkerGroup:
 
     @property
     def vitals(self) -> Mapping[int, Vitals]:
-        """What each worker said of itself last, by rank."""
+        """Last vitals of each worker, by rank."""
         return self._workers.vitals
 
     @property
     def lost(self) -> Mapping[int, str]:
-        """Ranks whose worker is lost and was not started anew, with the reasons."""
+        """Ranks whose worker is lost and was not restarted, with the reasons."""
         return self._workers.lost
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[list[Any]]:
-        """Any method, registered or not, on all workers; a call of all results.
+        """Call any method, registered or not, on all workers; returns a call of all results.
 
-        If every argument is a list as long as the group, each worker gets its own item, else all get the same.
+        If every argument is a list as long as the group, each worker gets its own item; otherwise all get the same.
         """
         return self._caller(method_name).whole(*args, **kwargs)
 
@@ -116,7 +116,7 @@ class WorkerGroup:
         return results
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[Any]:
-        """Any method, registered or not, on rank 0; a call of its result."""
+        """Call any method, registered or not, on rank 0; returns a call of its result."""
         return self.execute_rank(0, method_name, *args, **kwargs)
 
     execute_rank_zero = execute_rank_zero_async
@@ -126,26 +126,26 @@ class WorkerGroup:
         return got(self.execute_rank_zero_async(method_name, *args, **kwargs))
 
     def execute_func_rank_zero(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """``func(worker, *args, **kwargs)`` on rank 0; of several classes in its process, with the first one."""
+        """Call ``func(worker, *args, **kwargs)`` on rank 0, with the worker of the first class if there are several."""
         if not callable(func):
-            raise InvalidInput(f"{func!r} is no function", field="func", hint="it is called with the worker of rank 0")
+            raise InvalidInput(f"{func!r} is not a function", field="func", hint="pass a function of the worker")
         role = next(iter(self._classes))
         name = getattr(func, "__name__", "func")
         caller = MethodCaller(self, self._workers, BoundMethod(role, name, UNREGISTERED), name)
         return got(caller.on(0, func, *args, **kwargs))
 
     def execute_rank(self, rank: int, method_name: str, *args: Any, **kwargs: Any) -> GroupCall[Any]:
-        """Any method, registered or not, on one worker; a call of its result."""
+        """Call any method, registered or not, on one worker; returns a call of its result."""
         if rank not in range(self.world_size):
             raise InvalidInput(
                 f"there is no rank {rank} among {self.world_size} workers",
                 field="rank",
-                hint=f"0 to {self.world_size - 1}",
+                hint=f"use 0 to {self.world_size - 1}",
             )
         return self._caller(method_name).on(rank, None, *args, **kwargs)
 
     def spawn(self, roles: Iterable[str] | None = None) -> dict[str, "WorkerGroup"]:
-        """A group for each role, or for these, over the same workers. Closing one of them closes all."""
+        """Return a group for each role, or for ``roles``, over the same workers. Closing one of them closes all."""
         wanted = list(self._classes if roles is None else roles)
         for role in wanted:
             if not role or role not in self._classes:
@@ -157,22 +157,22 @@ class WorkerGroup:
         return {role: self._of_role(role) for role in wanted}
 
     def replace(self, rank: int) -> "Future[None]":
-        """End this worker, if it lives, and start it anew; the future is done when its classes are made.
+        """End this worker if it is alive and start a new one. The future is done when its classes are constructed.
 
-        What its methods did to it before is gone.
+        The state of the old worker is gone.
         """
         return self._workers.replace(rank)
 
     def started(self, rank: int) -> "Future[None]":
-        """Done when the classes of this worker are made; fails as they did."""
+        """Future that is done when the classes of this worker are constructed, and fails with a constructor's error."""
         return self._workers.started(rank)
 
     def on_lost(self, notify: LostFn) -> None:
-        """Have ``notify(rank, reason)`` called, from any thread, for each worker that is lost."""
+        """Call ``notify(rank, reason)``, from any thread, for each worker that is lost."""
         self._workers.on_lost(notify)
 
     def close(self, drain_s: float = DRAIN_S) -> None:
-        """Take no more calls, wait so long for those that were sent, then end the workers."""
+        """Refuse new calls, wait up to ``drain_s`` for calls that were sent, then end the workers."""
         self._workers.close(drain_s)
 
     def __enter__(self) -> Self:
@@ -181,7 +181,7 @@ class WorkerGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Nobody waits any more for what was sent before something went wrong.
+        # After an error the script no longer waits for the calls that it sent.
         self.close() if error is None else self.close(drain_s=0.0)
 
     def __getattr__(self, name: str) -> Any:
@@ -211,16 +211,16 @@ class WorkerGroup:
 
 
 def _checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy. Raises ``InvalidInput``, by name, for a variable of the system, and for what cannot be a variable."""
+    """A copy of ``env``. Raises ``InvalidInput`` for a variable of the system or an invalid one."""
     for name, value in (env or {}).items():
         if name in SYSTEM_VARIABLES or str(name).startswith(SYSTEM_PREFIXES):
             raise InvalidInput(
-                f"{name} is a variable of the system, and not to be set",
+                f"{name} is a variable of the system and cannot be set",
                 field=f"env.{name}",
-                hint="a worker has its place as self.rank, self.world_size, self.local_rank",
+                hint="a worker reads its position from self.rank, self.world_size, self.local_rank",
             )
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            raise InvalidInput(f"{name!r} is no name of a variable", field="env", hint="a string without '='")
+            raise InvalidInput(f"{name!r} is not a variable name", field="env", hint="use a string without '='")
         if not isinstance(value, str) or "\0" in value:
-            raise InvalidInput(f"{name} is {value!r}", field=f"env.{name}", hint="a variable is a string")
+            raise InvalidInput(f"{name} must be a string (got {value!r})", field=f"env.{name}", hint="use str()")
     return dict(env or {})

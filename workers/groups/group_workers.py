@@ -1,4 +1,4 @@
-"""The workers of one group: who is there, busy or lost, starting one anew, and calls that are sent again."""
+"""The workers of one group: tracks idle, busy and lost ones, restarts them, and retries calls."""
 
 import threading
 import time
@@ -16,18 +16,18 @@ from forebay.workers.members.worker_errors import WorkerError, WorkerLost
 from forebay.workers.members.worker_spec import MethodCall, RemoteFailure, Vitals, WorkerSpec, failed_future
 
 ChooseRank = Callable[[Collection[int]], int]
-"""Which worker, after those where it has failed already."""
+"""Chooses the worker of a call, given the ranks where the call has already failed."""
 LostFn = Callable[[int, str], None]
 """Called with a rank and the reason, from any thread."""
 
 
 class GroupWorkers:
-    """Running workers by rank. Handles of one group, by role too, share one of these."""
+    """Running workers by rank. All handles of one group, including those of roles, share one object."""
 
     def __init__(self, backend: WorkerBackend, specs: Sequence[WorkerSpec], workers: Sequence[RunningWorker]) -> None:
         self.backend = backend
         self.changed = threading.Condition()
-        """Notified when a worker has ended a call, was lost or started anew, or the group was closed."""
+        """Notified when a worker ends a call, is lost or restarted, or the group is closed."""
         self.is_closed = False
         self._specs = {spec.rank: spec for spec in specs}
         self._workers = dict(enumerate(workers))
@@ -35,28 +35,28 @@ class GroupWorkers:
         self._lost: dict[int, str] = {}
         self._notify: list[LostFn] = []
         self._replacing = {rank: threading.RLock() for rank in self._workers}
-        """Of two that start the same worker anew, the second finds it there."""
+        """Serialises restarts of a worker: the second caller finds it restarted."""
         for rank, worker in self._workers.items():
             self._watch(rank, worker)
 
     @property
     def world_size(self) -> int:
-        """Workers, lost ones too."""
+        """Number of workers, including lost ones."""
         return len(self._workers)
 
     @property
     def vitals(self) -> Mapping[int, Vitals]:
-        """Of each rank, as it was heard of last."""
+        """Last vitals of each rank."""
         return {rank: worker.vitals for rank, worker in sorted(self._workers.items())}
 
     @property
     def lost(self) -> Mapping[int, str]:
-        """Ranks that are lost, and were not started anew, with the reasons."""
+        """Ranks that are lost and were not restarted, with the reasons."""
         with self.changed:
             return dict(self._lost)
 
     def wait_started(self) -> None:
-        """Wait until the classes of all are made. Raises one error for all constructors that raised."""
+        """Wait until the classes of all workers are constructed. Raises one error for all constructors that raised."""
         started = {rank: worker.started for rank, worker in self._workers.items()}
         wait(started.values())
         errors = {rank: error for rank, each in started.items() if (error := each.exception()) is not None}
@@ -64,11 +64,11 @@ class GroupWorkers:
             raise one_error("__init__", errors, self.world_size)
 
     def started(self, rank: int) -> "Future[None]":
-        """Done when the classes of this one are made."""
+        """Future that is done when the classes of this worker are constructed."""
         return self._workers[rank].started
 
     def on_lost(self, notify: LostFn) -> None:
-        """Have ``notify`` called for each worker that is lost, those that are started anew included."""
+        """Call ``notify`` for each worker that is lost, including those that are restarted."""
         with self.changed:
             self._notify.append(notify)
             lost = dict(self._lost)
@@ -76,40 +76,40 @@ class GroupWorkers:
             notify(rank, reason)
 
     def send(self, rank: int, call: MethodCall) -> "Future[Any]":
-        """Run a call on one worker, once its classes are made."""
+        """Run a call on one worker, once its classes are constructed."""
         with self.changed:
             worker = self._workers[rank]
             if self.is_closed:
                 return failed_future(WorkerError(f"{call.method} was not called: the group is closed"))
             if rank in self._lost:
-                # Of one that could not be made: what its constructor raised.
+                # A worker that never started fails with the error of its constructor.
                 return failed_future(_refusal(worker) or WorkerLost(rank, self._lost[rank]))
         future = worker.call(call)
         with self.changed:
             self._in_flight[rank].add(future)
-        # The first one to hear of it: whoever repeats the call finds that the worker is lost.
+        # The first callback, so that a retry already finds the worker marked as lost.
         future.add_done_callback(partial(self._ended, rank, worker))
         return future
 
     def least_busy(self, without: Collection[int] = ()) -> int:
-        """The rank with the fewest calls in flight; one of ``without`` only if there is no other that lives."""
+        """The rank with the fewest calls in flight; one of ``without`` only if no other is alive."""
         with self.changed:
             ranks = [rank for rank in self._workers if rank not in self._lost] or list(self._workers)
             ranks = [rank for rank in ranks if rank not in without] or ranks
             return min(ranks, key=lambda rank: len(self._in_flight[rank]))
 
     def is_idle(self, rank: int) -> bool:
-        """Whether a worker lives, is made, and has nothing in flight. With ``changed`` held."""
+        """Whether a worker is alive, started and has no call in flight. The caller must hold ``changed``."""
         return rank not in self._lost and not self._in_flight[rank] and self._workers[rank].started.done()
 
     def replace(self, rank: int) -> "Future[None]":
-        """End this worker, if it lives, and start it anew. The future is done when its classes are made."""
+        """End this worker if it is alive and start a new one. The future is done when its classes are constructed."""
         with self._replacing[rank]:
             with self.changed:
                 if self.is_closed:
-                    raise WorkerError(f"worker {rank} is not started anew: the group is closed")
+                    raise WorkerError(f"worker {rank} cannot be restarted: the group is closed")
                 before = self._workers[rank]
-                self._lost.setdefault(rank, "it is started anew")
+                self._lost.setdefault(rank, "it is being restarted")
             before.kill()
             (worker,) = self.backend.start([self._specs[rank]])
             self._enter(rank, worker)
@@ -117,13 +117,13 @@ class GroupWorkers:
         return worker.started
 
     def revive(self, rank: int, limit_s: float | None) -> None:
-        """Start this worker anew if it is lost, and wait until it is there. Raises ``TimeoutError``."""
+        """Restart this worker if it is lost, and wait until it is ready. Raises ``TimeoutError``."""
         with self._replacing[rank]:
             started = self.replace(rank) if rank in self.lost else self._workers[rank].started
         started.result(limit_s)
 
     def close(self, drain_s: float) -> None:
-        """Take no more calls, wait so long for those in flight, then end the workers, all at once."""
+        """Refuse new calls, wait up to ``drain_s`` for those in flight, then end all workers concurrently."""
         until_s = time.monotonic() + drain_s
         with self.changed:
             if self.is_closed:
@@ -133,7 +133,7 @@ class GroupWorkers:
         try:
             with self.changed:
                 self.changed.wait_for(lambda: not any(self._in_flight.values()), drain_s)
-        except BaseException:  # a Ctrl-C: nobody could close them any more
+        except BaseException:  # Ctrl-C: nothing could close them later
             until_s = 0.0
             raise
         finally:
@@ -161,7 +161,7 @@ class GroupWorkers:
 
     def _note_started(self, rank: int, worker: RunningWorker, started: "Future[None]") -> None:
         if started.exception() is not None:
-            self._note_lost(rank, worker, "its classes could not be made")
+            self._note_lost(rank, worker, "its classes could not be constructed")
         with self.changed:
             self.changed.notify_all()
 
@@ -173,17 +173,17 @@ class GroupWorkers:
             self.changed.notify_all()
             notify = list(self._notify)
         for each in notify:
-            # Not in this thread, which has the worker's other calls to end: it may well close the group.
+            # Not in this thread, which must end the worker's other calls: ``notify`` may close the group.
             threading.Thread(target=each, args=(rank, reason), name="worker group loss", daemon=True).start()
 
 
 class RepeatedCall:
-    """Sends a call, again where it may be repeated, and says how it has ended."""
+    """Sends a call, retries it where allowed, and reports its outcome."""
 
     def __init__(self, workers: GroupWorkers, call: MethodCall, *, choose: ChooseRank, retries: int) -> None:
         self.outcome: Future[Any] = Future()
         self.rank = -1
-        """Where it ran last."""
+        """The rank where it ran last."""
         self._workers, self._call, self._choose, self._left = workers, call, choose, retries
         self._failed_on: list[int] = []
         self._inner: Future[Any] | None = None
@@ -208,10 +208,10 @@ class RepeatedCall:
         if error is not None and self._left > 0 and self._may_repeat(error):
             self._left -= 1
             self._failed_on.append(self.rank)
-            # Starting a worker anew takes its time, and replies of others come in by this thread.
+            # Restarting a worker takes time, and this thread receives the replies of other calls.
             threading.Thread(target=self._again, args=(error,), name="worker group retry", daemon=True).start()
             return
-        with suppress(Exception):  # ended meanwhile: late, or cancelled
+        with suppress(Exception):  # it has already ended: late or cancelled
             if inner.cancelled():
                 self.outcome.cancel()
             elif isinstance(error, TimeoutError):
@@ -225,11 +225,11 @@ class RepeatedCall:
         try:
             if not self.outcome.done():
                 self._send()
-        except Exception as refused:  # noqa: BLE001 - it is the caller's, as any failure of the call
-            with suppress(Exception):  # cancelled meanwhile
+        except Exception as refused:  # noqa: BLE001 - passed to the caller, like any failure of the call
+            with suppress(Exception):  # already cancelled
                 self.outcome.set_exception(self._call.late() if isinstance(refused, TimeoutError) else refused)
-        if isinstance(error, WorkerLost):  # another one may have the call by now; this one is missing all the same
-            with suppress(Exception):  # whoever calls it next hears of it
+        if isinstance(error, WorkerLost):  # even if another worker has the call now, this one is still missing
+            with suppress(Exception):  # the next call of this worker reports it
                 self._workers.revive(error.rank, None)
 
     def _may_repeat(self, error: BaseException) -> bool:

@@ -1,6 +1,6 @@
-"""What a call of a ``MAP`` method gives: results as they finish, or all of them in order.
+"""Results of a ``MAP`` call: as they finish, or all of them in order.
 
-Its items are handed to workers as these become idle, and the results are kept until they are taken.
+Items are sent to workers as these become idle, and results are kept until they are taken.
 """
 
 import _thread
@@ -23,15 +23,15 @@ from forebay.workers.groups.group_workers import GroupWorkers, RepeatedCall
 from forebay.workers.members.worker_errors import WorkerError, WorkerLost
 
 WAITING_PER_WORKER = 2
-"""So many results may wait to be taken, for each worker, before no more input is pulled."""
+"""Untaken results, for each worker, above which no more input is pulled."""
 _OF_INPUT = -1
-"""Among the errors by rank: what pulling an item raised."""
+"""Key among the errors by rank for the error of pulling an item."""
 SendItem = Callable[[Any, Callable[[Collection[int]], int]], RepeatedCall]
 """Sends one item to the worker that the function chooses."""
 
 
 class MapFeed:
-    """Everything here happens under the group's ``changed``, but for pulling and sending an item."""
+    """Feeds items to workers. Works under the group's ``changed``, except when it pulls or sends an item."""
 
     def __init__(self, method: str, items: Iterator[Any], send: SendItem, workers: GroupWorkers) -> None:
         self._method, self._items, self._send, self._workers = method, items, send, workers
@@ -44,24 +44,24 @@ class MapFeed:
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def start(self) -> None:
-        """Begin, in a thread of its own: pulling an item may take as long as it likes."""
+        """Start feeding, in a separate thread, since pulling an item may take any time."""
         run = partial(contextvars.copy_context().run, self._run)
         threading.Thread(target=run, name=f"map {self._method}", daemon=True).start()
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come, but for what waits to be taken."""
+        """Whether no further result will arrive; some may still wait to be taken."""
         return self._is_cancelled or (self._has_all and not self._in_flight)
 
     def take(self, timeout_s: float | None = None) -> tuple[int, Any] | None:
-        """The next result, as soon as there is one; None after the last. Raises what an item failed with, once."""
+        """Wait for the next result; None after the last. Raises the error of a failed item, once."""
         with self._changed:
             if not self._changed.wait_for(self._is_ready, timeout_s):
-                raise TimeoutError(f"{self._method} has not ended in time, and goes on")
+                raise TimeoutError(f"{self._method} has not ended in time; it is still running")
             return self._pop()
 
     async def taken(self) -> tuple[int, Any] | None:
-        """The same, awaited."""
+        """``take``, awaited."""
         loop = asyncio.get_running_loop()
         while True:
             with self._changed:
@@ -72,7 +72,7 @@ class MapFeed:
             await waiter
 
     def cancel(self) -> bool:
-        """Pull no more, and cancel what is in flight."""
+        """Stop pulling items, and cancel calls in flight."""
         with self._changed:
             if self.has_ended:
                 return False
@@ -84,10 +84,10 @@ class MapFeed:
         return True
 
     def forget(self) -> None:
-        """Cancel it, for the garbage collector, which runs in any thread, and while that holds any lock."""
+        """Cancel for the garbage collector, which may run in any thread, even one that holds a lock."""
         if not self.has_ended:
-            with suppress(RuntimeError):  # the interpreter ends
-                _thread.start_new_thread(self.cancel, ())  # a ``Thread`` has locks of its own to take
+            with suppress(RuntimeError):  # the interpreter is exiting
+                _thread.start_new_thread(self.cancel, ())  # starting a ``Thread`` takes locks
 
     def _is_ready(self) -> bool:
         return bool(self._results) or self.has_ended
@@ -96,7 +96,7 @@ class MapFeed:
         if self._is_cancelled:
             raise CancelledError
         if self._results:
-            self._changed.notify_all()  # there may be room for another item
+            self._changed.notify_all()  # there may now be room for another item
             return self._results.popleft()
         if errors := self._errors:
             self._errors = {}
@@ -114,7 +114,7 @@ class MapFeed:
                 self._send_item(index, materialized(next(self._items)), rank)
         except StopIteration:
             pass
-        except BaseException as raised:  # noqa: BLE001 - of the input, or a call among the arguments: its consumer's
+        except BaseException as raised:  # noqa: BLE001 - an error of the input or of an argument: passed to the consumer
             error = raised
         self._end({} if error is None else {_OF_INPUT: error})
 
@@ -124,7 +124,7 @@ class MapFeed:
         with self._changed:
             while not (self._is_cancelled or self._has_all):
                 if workers.is_closed:
-                    self._errors[0] = WorkerError(f"{self._method} was ended: the group is closed")
+                    self._errors[0] = WorkerError(f"{self._method} was cancelled: the group is closed")
                     return None
                 if len(self._results) <= WAITING_PER_WORKER * workers.world_size:
                     if (idle := next(filter(workers.is_idle, ranks), None)) is not None:
@@ -141,7 +141,7 @@ class MapFeed:
             return self._workers.least_busy(failed_on) if failed_on else rank
 
         attempts = self._send(item, choose)
-        with self._changed:  # before its callback, which takes it out again, at once if it has ended
+        with self._changed:  # before adding the callback, which removes it, at once if the call has ended
             self._in_flight[index] = attempts
         attempts.outcome.add_done_callback(partial(self._ended, index, attempts))
         if self._is_cancelled:
@@ -179,30 +179,30 @@ def _set(waiter: "asyncio.Future[None]") -> None:
 
 
 class MapCall(GroupCall[list[Any]]):
-    """Gives ``(index, value)`` as they finish, by ``for`` or ``async for``; by ``get`` or ``await``, values in order.
+    """Yields ``(index, value)`` as items finish (``for``, ``async for``). ``get`` and ``await`` return values in order.
 
-    An item that fails ends it: no more input is pulled, and once what is in flight has ended, the error is raised.
-    While more than two results for each worker wait to be taken, no input is pulled either. Whoever needs no more
-    results may forget it, or ``cancel`` it.
+    If an item fails, no more input is pulled, and the error is raised once calls in flight have ended. Pulling also
+    pauses while more than two results for each worker wait to be taken. To stop early, ``cancel`` the call or drop
+    all references to it.
     """
 
     def __init__(self, method: str, items: Iterable[Any], send: SendItem, workers: GroupWorkers) -> None:
         self._method = method
         self._values: dict[int, Any] = {}
         self._feed = MapFeed(method, _iterator(items, method), send, workers)
-        # The feed lives as long as its thread: it has to hear that nobody can take its results any more.
+        # The feed's thread keeps it alive, so it must be notified that its results can no longer be taken.
         weakref.finalize(self, self._feed.forget).atexit = False
         self._feed.start()
 
     @property
     def done(self) -> bool:
-        """Whether every item has ended, taken or not."""
+        """Whether every item has ended, whether or not its result was taken."""
         return self._feed.has_ended
 
     def get(self, timeout_s: float | None = None) -> list[Any]:
-        """The values of all items, but for those taken by iterating, in the order of the input.
+        """Values of all items in input order, except those already taken by iterating.
 
-        Raises ``TimeoutError`` if it takes longer, and then goes on.
+        Raises ``TimeoutError`` after ``timeout_s``; the call continues.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -212,7 +212,7 @@ class MapCall(GroupCall[list[Any]]):
             self._values[taken[0]] = taken[1]
 
     def cancel(self) -> bool:
-        """Pull no more input, and cancel what is in flight. Whoever waits for results gets ``CancelledError``."""
+        """Stop pulling input and cancel calls in flight. Waiting consumers get ``CancelledError``."""
         return self._feed.cancel()
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -240,7 +240,7 @@ def _iterator(items: Iterable[Any], method: str) -> Iterator[Any]:
         return iter(items)
     except TypeError:
         raise InvalidInput(
-            f"{method} goes over its first argument, and {type(items).__name__} cannot be iterated",
+            f"{method} iterates over its first argument, and {type(items).__name__} cannot be iterated",
             field="0",
-            hint="a list, a generator, or a call that gives one",
+            hint="pass a list, a generator, or a call that returns one",
         ) from None

@@ -1,4 +1,4 @@
-"""A call on a group: arguments laid out over its workers, run there, and collected."""
+"""Calls a method on a group: lays arguments out over its workers, runs the calls, and collects the results."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,24 +28,24 @@ class MethodCaller:
         self._functions: DispatchFunctions | None = None if method.is_map else functions_of(method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Values, or a ``GroupCall``, as the method was registered."""
+        """Call the method. Returns values or a ``GroupCall``, as registered."""
         call = self.begin(*args, **kwargs)
         if self._method.is_map or not self._method.registration["blocking"]:
             return call
         return got(call)
 
     def begin(self, *args: Any, **kwargs: Any) -> GroupCall[Any]:
-        """A call that goes on by itself."""
+        """Start a call and return without waiting for it."""
         if self._method.is_map:
             return self._map(*args, **kwargs)
         return self._begun(self._by_mode, self._collect, args, kwargs)
 
     def whole(self, *args: Any, **kwargs: Any) -> GroupCall[Any]:
-        """On all workers, whatever the mode; a list of results. Lists as long as the group give each its own item."""
+        """Call on all workers in any mode, for a list of results. Lists as long as the group give each its own item."""
         return self._begun(self._to_all, _listed, args, kwargs)
 
     def on(self, rank: int, function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> GroupCall[Any]:
-        """On one worker, arguments and result as they are; or ``function`` with it."""
+        """Call the method, or ``function``, on one worker, with unchanged arguments and result."""
 
         def send(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, RepeatedCall]:
             return {rank: self._attempts(partial(_always, rank), args, kwargs, function)}
@@ -66,8 +66,8 @@ class MethodCaller:
                 values = _values(args, kwargs)
                 if not outputs.cancelled():
                     self._gather(send(*values), outputs)
-            except BaseException as error:  # noqa: BLE001 - it is the caller's, who is not here
-                with suppress(Exception):  # cancelled meanwhile
+            except BaseException as error:  # noqa: BLE001 - passed to the caller, in another thread
+                with suppress(Exception):  # already cancelled
                     outputs.set_exception(error)
 
         if not waits_for(args, kwargs):
@@ -118,9 +118,9 @@ class MethodCaller:
     def _map(self, *args: Any, **kwargs: Any) -> MapCall:
         if not args:
             raise InvalidInput(
-                f"{self._label} goes over its first argument, by position: there is none",
+                f"{self._label} iterates over its first argument, by position: there is none",
                 field="0",
-                hint=f"group.{self._label}(items)",
+                hint=f"call group.{self._label}(items)",
             )
         items, *others = args
         values: Callable[[], tuple[list[Any], dict[str, Any]]] = partial(_values, others, kwargs)
@@ -162,16 +162,16 @@ class MethodCaller:
             lengths = [-1]
         if any(length != self._workers.world_size for length in lengths):
             raise InvalidInput(
-                f"the dispatch function of {self._label} gave no list with {self._workers.world_size} entries"
+                f"the dispatch function of {self._label} returned no list with {self._workers.world_size} entries"
                 " for each argument",
                 field="dispatch_fn",
-                hint="it returns (tuple of lists, dict of lists), each with one entry per worker",
+                hint="it must return (tuple of lists, dict of lists), each list with one entry per worker",
             )
         return laid_out  # type: ignore[no-any-return]
 
 
 def got(call: GroupCall[Any]) -> Any:
-    """The value of a call that its caller waits for; an interrupt ends that too."""
+    """Wait for the value of a call. Ctrl-C also cancels the call."""
     try:
         return call.get()
     except KeyboardInterrupt:
@@ -179,7 +179,7 @@ def got(call: GroupCall[Any]) -> Any:
         raise
 
 
-def _always(rank: int, failed_on: Collection[int]) -> int:  # noqa: ARG001 - no other rank has its arguments
+def _always(rank: int, failed_on: Collection[int]) -> int:  # noqa: ARG001 - arguments were laid out for this rank
     return rank
 
 

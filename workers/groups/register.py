@@ -1,4 +1,4 @@
-"""What a method of a worker says about being called on a whole group."""
+"""Registration of a worker's method: how groups call it."""
 
 import inspect
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from forebay.core.errors import InvalidInput
 from forebay.workers.groups.dispatch import Dispatch, DispatchFunctions, DispatchMode, check_dispatch_mode
 
 REGISTERED = "_forebay_registered"
-"""The attribute of a function in which ``register`` leaves what it was given."""
+"""Attribute of a function in which ``register`` stores its arguments."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,13 +19,13 @@ class Execute(Enum):
 
     ALL = "all"
     RANK_ZERO = "rank_zero"
-    """Arguments as they are, the result as it is."""
+    """On rank 0, with unchanged arguments and result."""
     ANY = "any"
-    """On the one with the fewest calls in flight; arguments and result as for ``RANK_ZERO``."""
+    """On the worker with the fewest calls in flight; arguments and result as for ``RANK_ZERO``."""
 
 
 class Registration(TypedDict):
-    """What ``register`` was given."""
+    """Arguments of ``register``."""
 
     dispatch_mode: DispatchMode | DispatchFunctions
     execute_mode: Execute
@@ -44,12 +44,12 @@ def register(
     deadline_s: float | None = None,
     retries: int = 0,
 ) -> Callable[[F], F]:
-    """Have groups call a method: how its arguments are laid out, on which workers it runs, what a call gives.
+    """Register a method with groups: the layout of its arguments, the workers it runs on, and what a call returns.
 
-    The method itself stays what it is. ``blocking``: a call waits for its values; otherwise it gives a ``Call``.
-    ``materialize_futures``: calls among the arguments are waited for by the caller; otherwise the call returns at once,
-    and is sent when they have ended. ``deadline_s`` counts from the sending, and covers ``retries``: the same again on
-    the rank that raised, or was lost (``ANY`` and ``MAP``: on another one). Raises ``InvalidInput``.
+    The method itself is unchanged. ``blocking``: a call waits for its values; otherwise it returns a ``Call``.
+    ``materialize_futures``: the caller waits for calls among the arguments; otherwise the call returns at once and is
+    sent when they have ended. ``deadline_s`` counts from sending and includes ``retries``, which repeat a call on the
+    rank that raised or was lost (``ANY`` and ``MAP``: on another rank). Raises ``InvalidInput``.
     """
     check_dispatch_mode(dispatch_mode)
     _check_execute_mode(dispatch_mode, execute_mode)
@@ -66,7 +66,7 @@ def register(
     def attach(method: F) -> F:
         if not inspect.isfunction(method):
             raise InvalidInput(
-                f"{method!r} is no function", hint="put @register directly above `def`, below others", field="method"
+                f"{method!r} is not a function", hint="put @register directly above `def`, below others", field="method"
             )
         setattr(method, REGISTERED, registration)
         return method
@@ -75,13 +75,13 @@ def register(
 
 
 def registration_of(cls: type, name: str) -> Registration | None:
-    """What a method of a class was registered with. A property is never evaluated."""
+    """Registration of a method of a class, or None. Properties are never evaluated."""
     found: Registration | None = getattr(inspect.getattr_static(cls, name, None), REGISTERED, None)
     return found
 
 
 def registered_methods(cls: type) -> dict[str, Registration]:
-    """All of a class, inherited ones too, by name."""
+    """Registrations of a class by method name, including inherited methods."""
     found = {name: registration_of(cls, name) for name in dir(cls)}
     return {name: registration for name, registration in found.items() if registration is not None}
 
@@ -90,22 +90,22 @@ def _check_limits(deadline_s: object, retries: object) -> None:
     is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
     if deadline_s is not None and not (is_number and deadline_s > 0):  # type: ignore[operator]
         raise InvalidInput(
-            f"deadline_s must be above 0, and is {deadline_s!r}", field="deadline_s", hint="seconds, or None"
+            f"deadline_s must be above 0 (got {deadline_s!r})", field="deadline_s", hint="use seconds, or None"
         )
     if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
-        raise InvalidInput(f"retries must be a count, and is {retries!r}", field="retries", hint="0 for none")
+        raise InvalidInput(f"retries must be a count (got {retries!r})", field="retries", hint="use 0 for none")
 
 
 def _check_execute_mode(dispatch_mode: object, execute_mode: object) -> None:
     if not isinstance(execute_mode, Execute):
         raise InvalidInput(
-            f"{execute_mode!r} is no execute mode", field="execute_mode", hint="Execute.ALL, RANK_ZERO or ANY"
+            f"{execute_mode!r} is not an execute mode", field="execute_mode", hint="Execute.ALL, RANK_ZERO or ANY"
         )
     if dispatch_mode is Dispatch.MAP and execute_mode is not Execute.ALL:
-        raise InvalidInput("MAP goes over all workers", field="execute_mode", hint="Execute.ALL")
+        raise InvalidInput("MAP runs on all workers", field="execute_mode", hint="use Execute.ALL")
     if execute_mode is Execute.ANY and not isinstance(dispatch_mode, DispatchMode):
         raise InvalidInput(
-            "functions that lay arguments out by rank do not fit a call on any one worker",
+            "Execute.ANY calls one worker, so dispatch functions that lay arguments out by rank cannot be used",
             field="execute_mode",
-            hint="Execute.ALL, or a mode of Dispatch",
+            hint="use Execute.ALL, or a mode of Dispatch",
         )

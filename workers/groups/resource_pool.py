@@ -1,4 +1,4 @@
-"""Which processes a worker group may start, node by node, which role has them, and whether there is room for all."""
+"""Resource pools: the processes that a worker group may start on each node, their roles, and checks for room."""
 
 import math
 from collections import Counter
@@ -11,14 +11,14 @@ from forebay.workers.backends.by_name import make_backend
 from forebay.workers.members.worker_errors import PlacementFailed
 
 _Process = tuple[object, int]
-"""A place for one: its node, which parts of a pool share with the whole, and its number there."""
+"""A node, which parts of a pool share with the whole, and the number of the process there."""
 
 
 class ResourcePool:
-    """So many processes on each node, with what each of them needs there.
+    """Number of processes on each node, and the resources that each process needs.
 
-    ``cpus`` and ``resources`` (custom ones, by name) are for backends that count them, as Ray does. Pools are equal
-    only to themselves: they may be keys.
+    ``cpus`` and ``resources`` (custom ones, by name) matter for backends that count them, such as Ray. Pools compare by
+    identity, so they can be dict keys.
     """
 
     def __init__(
@@ -36,45 +36,45 @@ class ResourcePool:
 
     @classmethod
     def of(cls, pool: "ResourcePool | Sequence[int]") -> "ResourcePool":
-        """A plain list of counts is a pool too."""
+        """Return ``pool``, converted if it is a plain list of counts."""
         return pool if isinstance(pool, ResourcePool) else cls(pool)
 
     @property
     def world_size(self) -> int:
-        """Processes on all nodes."""
+        """Number of processes on all nodes."""
         return len(self._processes)
 
     @property
     def process_on_nodes(self) -> list[int]:
-        """How many on each node."""
+        """Number of processes on each node."""
         return list(Counter(node for node, _ in self._processes).values())
 
     def split(self, sizes: int | Sequence[int]) -> list["ResourcePool"]:
-        """Pools over the same nodes, in order: all of one size, or of the given ones, which add up to the whole."""
+        """Split into pools over the same nodes, in order. A number is the size of every part; a list must add up."""
         if isinstance(sizes, int):
             if sizes < 1 or self.world_size % sizes:
                 raise InvalidInput(
                     f"{self.world_size} processes cannot be split into parts of {sizes}",
                     field="sizes",
-                    hint="a divisor, or a list of sizes",
+                    hint="use a divisor, or a list of sizes",
                 )
             sizes = [sizes] * (self.world_size // sizes)
         if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes) or sum(sizes) != self.world_size:
             raise InvalidInput(
                 f"{list(sizes)} does not add up to {self.world_size} processes",
                 field="sizes",
-                hint="counts from 1 on, whose sum is the pool's world_size",
+                hint="use counts of at least 1 whose sum is the pool's world_size",
             )
         rest = iter(self._processes)
         return [self._part([next(rest) for _ in range(size)]) for size in sizes]
 
     def merged(self, other: "ResourcePool") -> "ResourcePool":
-        """One pool of the processes of both. Parts of one pool are on common nodes again."""
+        """Merge the processes of two pools into one. Parts of one pool are on their common nodes again."""
         if (self.cpus, self.resources) != (other.cpus, other.resources):
             raise InvalidInput(
-                f"processes with {_said(self)} and {_said(other)} are no pool together",
+                f"processes with {_said(self)} and {_said(other)} cannot form one pool",
                 field="other",
-                hint="one pool has one kind of process",
+                hint="all processes of a pool need the same cpus and resources",
             )
         if shared := set(self._processes) & set(other._processes):
             raise InvalidInput(
@@ -95,9 +95,9 @@ class ResourcePool:
 
 
 class ResourcePoolManager:
-    """Pools by name, and for each role the name of its pool. Roles with one pool share it.
+    """Pools by name, and the name of each role's pool. Several roles may share a pool.
 
-    With a ``backend``, what cannot be placed there is refused at once: ``PlacementFailed``.
+    With a ``backend``, pools that do not fit there raise ``PlacementFailed`` at once.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class ResourcePoolManager:
         for role, name in self.mapping.items():
             if name not in self.pools:
                 raise InvalidInput(
-                    f"role {role!r} wants the pool {name!r}; there are {_listed(self.pools)}",
+                    f"role {role!r} names the unknown pool {name!r}; there are {_listed(self.pools)}",
                     field="mapping",
-                    hint="each role has the name of a pool of resource_pool_spec",
+                    hint="mapping gives each role the name of a pool of resource_pool_spec",
                 )
         if backend is not None:
             self.check_room(make_backend(backend).free())
@@ -133,15 +133,15 @@ class ResourcePoolManager:
         return self.pools[self.mapping[role]]
 
     def check_room(self, free: Sequence[NodeRoom] | None) -> None:
-        """Raise ``PlacementFailed``, with role, wanted and free, unless all pools fit in there together.
+        """Raise ``PlacementFailed`` unless all pools together fit into ``free``. It names role, needs and free room.
 
-        None stands for a backend that counts nothing, where everything fits.
+        None means that the backend does not count resources, so everything fits.
         """
         if free is None:
             return
         left = [Counter(_room(node)) for node in free]
         wanted = [(count, name) for name, pool in self.pools.items() for count in pool.process_on_nodes]
-        # The most demanding ones first: they fit in the fewest places.
+        # The most demanding pools first: they fit on the fewest nodes.
         for count, name in sorted(wanted, key=lambda each: -each[0] * self.pools[each[1]].cpus):
             needs = _needs(self.pools[name], count)
             fitting = [room for room in left if all(room[key] >= amount for key, amount in needs.items())]
@@ -151,12 +151,12 @@ class ResourcePoolManager:
 
     def _failure(self, name: str, count: int, free: Sequence[NodeRoom]) -> PlacementFailed:
         roles = [str(role) for role, pool in self.mapping.items() if pool == name]
-        who = f"role {', '.join(map(repr, roles))}" if roles else "nobody yet"
+        who = f"role {', '.join(map(repr, roles))}" if roles else "no role"
         return PlacementFailed(
-            f"there is no place for {who} (pool {name!r}): wanted {count} processes with"
+            f"there is no room for {who} (pool {name!r}): it needs {count} processes with"
             f" {_amounts(_needs(self.pools[name], count))} together on one node;"
             f" free: {'; '.join(f'{node.node} {_amounts(_room(node))}' for node in free) or 'no node'}",
-            hint="fewer processes on a node, or smaller pools; all pools count together",
+            hint="use fewer processes on a node, or smaller pools; all pools count together",
         )
 
 
@@ -164,9 +164,9 @@ def _processes(process_on_nodes: Sequence[int]) -> Iterator[_Process]:
     counts = list(process_on_nodes) if isinstance(process_on_nodes, Sequence) else []
     if not counts or any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in counts):
         raise InvalidInput(
-            f"process_on_nodes is {process_on_nodes!r}",
+            f"process_on_nodes must be a list of counts (got {process_on_nodes!r})",
             field="process_on_nodes",
-            hint="a list with a count from 1 on for each node, as [2, 4]",
+            hint="give each node a count of at least 1, as [2, 4]",
         )
     for count in counts:
         node = object()
@@ -175,7 +175,7 @@ def _processes(process_on_nodes: Sequence[int]) -> Iterator[_Process]:
 
 def _amount(amount: float, field: str) -> float:
     if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < math.inf:
-        raise InvalidInput(f"{field} is {amount!r}", field=field, hint="a number from 0 on, for each process")
+        raise InvalidInput(f"{field} must be at least 0 (got {amount!r})", field=field, hint="a number per process")
     return float(amount)
 
 

@@ -1,4 +1,4 @@
-"""Data split along its first axis into one share for each worker, and joined again."""
+"""Splits data along its first axis into one share for each worker, and joins results."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,19 +18,19 @@ class _Kind:
 
     length: Callable[[Any], int]
     split: SplitFn
-    """Into parts of these lengths, in order; a part is a copy."""
+    """Splits a value into parts of given lengths, in order. Each part is a copy."""
     join: JoinFn
 
 
 def register_split(
     kind: type, split: SplitFn, join: JoinFn, *, length: Callable[[Any], int] = len
 ) -> Callable[[], None]:
-    """Have data of a type split and joined: ``split(value, sizes)`` gives parts, ``join(parts)`` the whole.
+    """Register a type: ``split(value, sizes)`` returns its parts, ``join(parts)`` the whole.
 
-    Subclasses are meant too. The function that is given back takes this back.
+    Applies to subclasses, too. Returns a function that unregisters the type.
     """
     if not isinstance(kind, type):
-        raise InvalidInput(f"{kind!r} is no class", field="kind", hint="register_split(Table, split, join)")
+        raise InvalidInput(f"{kind!r} is not a class", field="kind", hint="register_split(Table, split, join)")
     _KINDS[kind] = _Kind(length, split, join)
 
     def forget() -> None:
@@ -40,9 +40,9 @@ def register_split(
 
 
 def split(value: Any, num_workers: int, name: str) -> tuple[Sequence[Any], Sequence[int]]:
-    """One part for each worker, and their sizes: as even as it goes, the larger ones first.
+    """Split ``value`` as evenly as possible, larger parts first. Returns one part per worker, and their sizes.
 
-    Raises ``InvalidInput``, with ``name``, for what has no first axis.
+    Raises ``InvalidInput``, with ``name``, if ``value`` has no first axis.
     """
     least, more = divmod(_length(value, name), num_workers)
     sizes = [least + (rank < more) for rank in range(num_workers)]
@@ -50,7 +50,7 @@ def split(value: Any, num_workers: int, name: str) -> tuple[Sequence[Any], Seque
 
 
 def join(outputs: Sequence[Any]) -> Any:
-    """The whole; a list of the outputs as they are if none of them is of a kind that is joined."""
+    """Join outputs into the whole. Returns a list of the unchanged outputs if none has a type that can be joined."""
     kinds = [_joined_kind_of(output) for output in outputs]
     if not any(kinds):
         return list(outputs)
@@ -60,7 +60,7 @@ def join(outputs: Sequence[Any]) -> Any:
         raise InvalidInput(
             f"results of different types cannot be joined: {names}",
             field="result",
-            hint="DP_COMPUTE_METRIC gives them as a list",
+            hint="DP_COMPUTE_METRIC returns them as a list",
         )
     return found.join(outputs)
 
@@ -81,20 +81,20 @@ def _length(value: Any, name: str) -> int:
 
 def _parts(value: Any, sizes: Sequence[int]) -> Sequence[Any]:
     kind = _kind_of(value)
-    assert kind is not None  # its length was taken
+    assert kind is not None  # checked by ``_length``
     parts = kind.split(value, sizes)
     if len(parts) != len(sizes):
         raise InvalidInput(
             f"{type(value).__name__} was split into {len(parts)} parts, not {len(sizes)}",
             field="split",
-            hint="the function given to register_split gives one part for each of its sizes",
+            hint="the split function of register_split must return one part for each size",
         )
     return parts
 
 
 def _joined_kind_of(value: Any) -> _Kind | None:
     kind = _kind_of(value)
-    return None if kind is _KINDS.get(tuple) and hasattr(value, "_fields") else kind  # a record, no sequence of rows
+    return None if kind is _KINDS.get(tuple) and hasattr(value, "_fields") else kind  # a record, not a sequence of rows
 
 
 def _kind_of(value: Any) -> _Kind | None:
@@ -103,7 +103,7 @@ def _kind_of(value: Any) -> _Kind | None:
             return _KINDS[each]
     if isinstance(value, Mapping):
         return _MAPPINGS
-    # Only what has been imported can have made a value: neither is loaded here.
+    # A value of numpy or torch exists only if its module is already imported, so neither is loaded here.
     if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray) and value.ndim:
         return _ARRAYS
     if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor) and value.ndim:
@@ -117,14 +117,14 @@ def _slices(sizes: Sequence[int]) -> Iterator[slice]:
 
 def _tuple_length(value: tuple[Any, ...]) -> int:
     if hasattr(value, "_fields"):
-        raise InvalidInput("a named tuple has fields, no first axis", hint="give it as a dict, or register_split")
+        raise InvalidInput("a named tuple has fields, not a first axis", hint="pass a dict, or use register_split")
     return len(value)
 
 
 def _mapping_length(value: Mapping[Any, Any]) -> int:
     lengths = {key: _length(each, repr(key)) for key, each in value.items()}
     if len(set(lengths.values())) > 1:
-        raise InvalidInput(f"its values differ in length: {lengths}", hint="all values have the same length")
+        raise InvalidInput(f"its values differ in length: {lengths}", hint="all values must have the same length")
     return next(iter(lengths.values()), 0)
 
 
@@ -143,7 +143,7 @@ def _join_mappings(parts: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
         raise InvalidInput(
             f"mappings with different keys cannot be joined: {keys}",
             field="result",
-            hint="DP_COMPUTE_METRIC gives them as a list",
+            hint="DP_COMPUTE_METRIC returns them as a list",
         )
     return {key: join([part[key] for part in parts]) for key in first}
 
