@@ -150,9 +150,7 @@ def test_a_worker_waits_for_its_place_and_fails_to_start_when_none_comes(start: 
     late = start(wanting(NODE_CPUS - 2.0), backend)[0]
     lost: list[str] = []
     late.on_lost(lost.append)
-    with pytest.raises(
-        PlacementFailed, match=r"no room within 1 s: 1 on one machine need CPU 14; free: .*: CPU 1\b"
-    ):
+    with pytest.raises(PlacementFailed, match=r"no room within 1 s: 1 on one machine need CPU 14; free: .*: CPU 1\b"):
         late.started.result(30)
     assert lost == []
     patient = start(wanting(NODE_CPUS - 2.0))[0]
