@@ -66,9 +66,9 @@ def test_only_the_newest_records_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "rest", "message"),
     [
-        (HEAD, b'{"kind":"rollout","t":1\n', "1 lines of "),
-        (HEAD, b'{"kind":"rollout","t":"soon"}\n', "1 lines of "),
-        ({"kind": "none"}, b"", "cannot be read, and is not used"),
+        (HEAD, b'{"kind":"rollout","t":1\n', "skipping 1 lines of "),
+        (HEAD, b'{"kind":"rollout","t":"soon"}\n', "skipping 1 lines of "),
+        ({"kind": "none"}, b"", "skipping the recorded rollouts in "),
         (msgspec.structs.replace(HEAD, version=VERSION + 1), b"", "is not supported (the newest supported is"),
     ],
 )

@@ -1,9 +1,9 @@
-"""Policies: which rollout is started next, on which engine, and how much it may sample.
+"""Scheduling policies choose the next rollout to start, its engine, and how much it may sample.
 
 ``pull`` is the default, ``static`` the baseline that binds each rollout to an engine in advance. ``longest_first``
-goes by how long answers will be: ``lengths`` predicts that, and ``history`` is what earlier epochs and runs have
-recorded. ``probe`` runs one rollout of each group first: ``probe_ranking`` says which groups are long by them,
-``heavy_engines`` which engines are for those, ``rollout_line`` has what waits, for any engine or for one. What several
-of them need: ``waiting_groups`` (who was passed over how often) and ``started_groups`` (of which rollouts are left).
+orders by predicted answer length (``lengths``), from the records of earlier epochs and runs (``history``). ``probe``
+runs one rollout of each group first: ``probe_ranking`` finds the long groups, ``heavy_engines`` the engines for
+them, and ``rollout_line`` queues rollouts for any engine or for one. Shared parts are ``waiting_groups`` (groups that
+have not begun, and how often they were overtaken) and ``started_groups`` (groups with rollouts left to start).
 Settings and protocol are in ``forebay.core.scheduling``.
 """

@@ -1,4 +1,4 @@
-"""Which engines of a run are for its long rollouts, as engines come and go."""
+"""Chooses the engines for a run's long rollouts, and updates the choice as engines come and go."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ FIELD = "scheduler.heavy"
 
 
 class HeavyEngines:
-    """Some of the engines that answer; the others are the fast ones.
+    """Splits the engines that answer into heavy and fast ones.
 
-    ``setting`` names them, or tells their share: then they are the first ones of the list, at least one. Where none of
-    those that are named answers, as many others stand in for them.
+    ``setting`` names the heavy engines, or is their share: then they are the first ones of the list, at least one. If
+    none of the named engines answers, the same number of others replaces them.
     """
 
     def __init__(self, setting: Sequence[str] | float) -> None:
@@ -22,12 +22,12 @@ class HeavyEngines:
         self._seen: tuple[str, ...] | None = None
         self.heavy: frozenset[str] = frozenset()
         self.fast: frozenset[str] = frozenset()
-        """Empty where a single engine is left, or none that is not heavy."""
+        """Empty if a single engine is left, or if all are heavy."""
 
     def update(self, loads: EngineLoads) -> bool:
-        """Look at the engines that answer now; whether they are others than before.
+        """Split the engines that answer now. Returns whether the split has changed.
 
-        Raises ``InvalidInput`` when it is first asked, if they cannot be split.
+        Raises ``InvalidInput`` on the first call if the engines cannot be split.
         """
         if loads.urls is self._seen:
             return False
@@ -49,18 +49,18 @@ class HeavyEngines:
         return urls[: max(1, min(num, len(urls) - 1))]
 
     def _check(self, loads: EngineLoads) -> None:
-        # One that does not answer just now is one of the run all the same.
+        # Engines that do not answer now still count.
         if max(len(loads.urls), len(loads.addresses)) < 2:
             raise InvalidInput(
-                "the policy 'probe' needs two engines, a heavy one and a fast one, and the run has one",
-                hint="name others in remote_engine_url, or leave the policy at 'pull'",
+                "the policy 'probe' needs at least two engines, a heavy one and a fast one (the run has one)",
+                hint="add engines to remote_engine_url, or use the policy 'pull'",
                 field="scheduler.policy",
             )
         if self._named is None:
             return
         known = {*loads.urls, *loads.addresses}
         unknown = [url for url in self._named if url not in known]
-        # Behind a router, one that is down is not listed.
+        # A router does not list engines that are down.
         is_routed = any(url not in loads.addresses for url in loads.urls) and bool(loads.addresses)
         if unknown and not (is_routed and len(unknown) < len(self._named)):
             raise InvalidInput(
@@ -71,6 +71,6 @@ class HeavyEngines:
         if known <= set(self._named):
             raise InvalidInput(
                 "all engines of the run are named as heavy",
-                hint="leave some out: they are the fast ones",
+                hint="leave some out: these are the fast engines",
                 field=FIELD,
             )

@@ -1,4 +1,4 @@
-"""What earlier epochs and runs have recorded of their rollouts: the newest of it, read from their traces."""
+"""The newest recorded rollouts of earlier epochs and runs, read from their traces."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +15,19 @@ logger = logging.getLogger(__name__)
 
 MAX_RECORDS = 200_000
 MAX_BYTES = 1 << 30
-"""Of files that are looked into: most of their lines are spans, and are passed over."""
+"""Most bytes of trace files that are read. Most of their lines are spans, which are skipped."""
 ENDING = "finished"
-"""Of the rollouts whose length is known."""
+"""Ending of the rollouts whose length is known."""
 SECOND_NS = 1e9
 
 _SUMMARY = b'{"kind":"rollout"'
 
 
 class RecordedHistory(Sequence[PastRollout]):
-    """Finished rollouts, oldest first: of ``earlier`` runs, then of the ``own`` one. Read once it is looked at."""
+    """Finished rollouts, oldest first: those of ``earlier`` runs, then those of the ``own`` run. Read on first use."""
 
     def __init__(self, own: Path | None, earlier: Sequence[Path], max_records: int = MAX_RECORDS) -> None:
-        """Folders of traces; the ``earlier`` ones newest first. What cannot be read is left out, with a warning."""
+        """Trace folders; ``earlier`` ones newest first. Files that cannot be read are skipped with a warning."""
         self._own, self._earlier, self._max_records = own, earlier, max_records
 
     @cached_property
@@ -61,28 +61,28 @@ def _newest_first(folder: Path) -> list[Path]:
     try:
         return sorted(trace_files(folder), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     except OSError as error:
-        logger.warning("what was recorded in %s cannot be read, and is not used: %s", folder, error)
+        logger.warning("skipping the recorded rollouts in %s, which cannot be read: %s", folder, error)
         return []
 
 
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # its budget took it meanwhile
+    except OSError:  # deleted by the trace's size limit
         return 0
 
 
 def _read(path: Path, *, is_own: bool) -> list[PastRollout]:
-    """The finished rollouts in one file, in the order in which they ended."""
+    """Finished rollouts of one file, in the order in which they ended."""
     bad: list[str] = []
     try:
         with open(path, "rb", opener=regular_opener) as file:
             found = [_past(summary, is_own) for summary in _finished(file, bad.append)]
     except (OSError, ValueError) as error:
-        logger.warning("what was recorded in %s cannot be read, and is not used: %s", path, error)
+        logger.warning("skipping the recorded rollouts in %s, which cannot be read: %s", path, error)
         return []
     if bad:
-        logger.warning("%d lines of %s cannot be read, and are not used: %s", len(bad), path, bad[0])
+        logger.warning("skipping %d lines of %s, which cannot be read: %s", len(bad), path, bad[0])
     return found
 
 
@@ -90,11 +90,11 @@ def _finished(file: BinaryIO, on_bad: Callable[[str], None]) -> Iterator[Rollout
     lines = bounded_lines(file)
     head = decode_line(next(lines, (0, b""))[1])
     if not isinstance(head, Head):
-        raise ValueError("its first line is no head")
+        raise ValueError("its first line is not a head")
     if head.version > VERSION:
         raise ValueError(version_text(head))
     for _, line in lines:
-        if not (line.startswith(_SUMMARY) and line.endswith(b"\n")):  # half a line: it is being written
+        if not (line.startswith(_SUMMARY) and line.endswith(b"\n")):  # an incomplete line is still being written
             continue
         summary = decode_line(line)
         if isinstance(summary, str):

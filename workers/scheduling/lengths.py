@@ -1,4 +1,4 @@
-"""How long answers will be, as far as those that were seen tell."""
+"""Predicts the length of answers from those seen before."""
 
 import math
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from forebay.core.ids import InstanceId
 
 NEWEST_SHARE = 0.2
-"""What the newest answer counts of an instance's mean: about as much as if its last nine were averaged."""
+"""Weight of the newest answer in an instance's mean, about as in an average of the last nine."""
 MIN_SLOPE_SCORE = 4.0
-"""Standard errors from which it is believed that prompts of other lengths have answers of other lengths."""
+"""Standard errors from which the slope of answer length over prompt length is considered significant."""
 
 
 @dataclass(slots=True)
@@ -20,29 +20,29 @@ class _Seen:
 
     def add(self, value: float) -> None:
         self.num += 1
-        # A plain mean until there are enough for the newest to count no more than its share.
+        # A plain mean until the newest value's weight falls to ``NEWEST_SHARE``.
         self.mean += max(1.0 / self.num, NEWEST_SHARE) * (value - self.mean)
 
 
 class LengthPredictor:
-    """Predicts the logarithm of an answer's tokens, of which the spread is alike for short and long answers.
+    """Predicts the logarithm of an answer's tokens, whose spread is similar for short and long answers.
 
-    By instance: the exponentially weighted mean of the answers that were seen of it, earlier epochs and siblings in the
-    same group alike. For an instance of which none was: a straight line through (log of the prompt's characters, log of
-    tokens) of all that were seen in this run, where it rises or falls beyond chance; else their mean.
+    For a known instance: the exponentially weighted mean of its answers, from earlier epochs and from siblings in the
+    same group. For any other: a straight line through (log of the prompt's characters, log of tokens) of all answers of
+    this run if its slope is significant, or else their mean.
     """
 
     def __init__(self) -> None:
         self._seen: dict[InstanceId, _Seen] = {}
         self._num_seen, self._mean = 0, 0.0
-        # Of those whose prompt is known, for the line: how many, and their means.
+        # For the line: number and means of the answers whose prompt is known.
         self._num = 0
         self._mean_x = self._mean_y = 0.0
-        # Sums of squared and of multiplied differences from the means.
+        # Sums of squares and products of differences from the means.
         self._xx = self._xy = self._yy = 0.0
 
     def add(self, instance_id: InstanceId, tokens: int, num_chars: int | None = None) -> None:
-        """An answer of so many tokens was seen; ``num_chars``: of its prompt, where that is known."""
+        """Record an answer's tokens. ``num_chars``: characters of its prompt, if known."""
         value = math.log1p(max(0, tokens))
         self._seen.setdefault(instance_id, _Seen()).add(value)
         self._num_seen += 1
@@ -51,7 +51,7 @@ class LengthPredictor:
             self._add_point(math.log1p(num_chars), value)
 
     def add_bound(self, instance_id: InstanceId, tokens: int) -> bool:
-        """An answer was longer than that, and nobody knows how long; whether that changes the prediction."""
+        """Record that an answer was longer than ``tokens``. Returns whether that changes the prediction."""
         seen = self._seen.get(instance_id)
         if seen is None or math.log1p(tokens) <= seen.mean:
             return False
@@ -59,18 +59,18 @@ class LengthPredictor:
         return True
 
     def of_instance(self, instance_id: InstanceId) -> float | None:
-        """The prediction for an instance of which answers were seen."""
+        """Prediction for an instance with known answers; None for others."""
         seen = self._seen.get(instance_id)
         return None if seen is None else seen.mean
 
     def of_prompt(self, num_chars: int) -> float:
-        """The prediction for any other."""
+        """Prediction for an instance without known answers."""
         slope = self.slope
         return self._mean_y + slope * (math.log1p(num_chars) - self._mean_x) if slope else self._mean
 
     @property
     def slope(self) -> float:
-        """Of the line; 0 where prompts tell nothing."""
+        """Slope of the line; 0 if it is not significant."""
         if self._num < 8 or not self._xx or not self._yy:
             return 0.0
         correlation = self._xy / math.sqrt(self._xx * self._yy)

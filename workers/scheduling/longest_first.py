@@ -1,4 +1,4 @@
-"""Long answers first, so that the last ones to end are short ones."""
+"""Starts long answers first, so that the last ones to end are short."""
 
 import heapq
 import math
@@ -11,15 +11,15 @@ from forebay.workers.scheduling.started_groups import StartedGroup, StartedGroup
 from forebay.workers.scheduling.waiting_groups import WaitingGroups
 
 LEAVES_FOR = math.log(1.25)
-"""By how much a group that waits must be longer than one that has begun, to be begun before the rest of that."""
+"""Log ratio by which a waiting group must be longer than a started one to begin before the rest of that."""
 
 
 class LongestFirst:
-    """The next rollout is of the group with the longest predicted answers.
+    """Starts the rollout of the group with the longest predicted answers.
 
-    A group that has begun goes on before one that waits, unless that is predicted to be a quarter longer: a trainer
-    gets whole groups, and predictions are not worth more. No group is left for more than ``window`` later ones,
-    whether it waits or has begun. Engines are chosen as by ``pull``.
+    A started group comes before a waiting one, unless the latter is predicted to be a quarter longer: trainers need
+    whole groups, and predictions are inexact. No waiting or started group is overtaken by more than ``window`` later
+    ones. Engines are chosen as by ``pull``.
     """
 
     concurrency = 1.0
@@ -33,10 +33,10 @@ class LongestFirst:
         self._order = PredictedOrder(self._predictor)
         self._started = StartedGroups(lambda started: -self._prediction(started.group))
         self._begun: dict[str, WaitingGroup] = {}
-        """Those of which something may still end, however little is left to start."""
+        """Started groups with rollouts that may still end, even if none is left to start."""
 
     def room(self) -> int:
-        """Of ``Policy``, as all below."""
+        """Number of further groups it accepts. Implements ``Policy``, like all methods below."""
         return self._waiting.room
 
     def submit(self, group: WaitingGroup) -> None:
@@ -61,7 +61,7 @@ class LongestFirst:
         return started if waiting is None else self._begin(self._waiting.begin(waiting.group))
 
     def _to_begin(self, started: StartedGroup | None) -> WaitingGroup | None:
-        """The group to begin now, if that comes before the ``started`` one."""
+        """The waiting group to begin before the ``started`` one, or None."""
         overdue = self._waiting.overdue
         first = self._order.first()
         if overdue is not None and started is None:
@@ -91,7 +91,7 @@ class LongestFirst:
             if self._started.get(rollout.group) is None:
                 del self._begun[rollout.group]
 
-    def broken(self, rollout: RolloutKey, tokens: int, seconds: float) -> None:  # noqa: ARG002 - tokens are what counts
+    def broken(self, rollout: RolloutKey, tokens: int, seconds: float) -> None:  # noqa: ARG002 - only tokens count
         self._started.again(rollout)
         if (group := self._begun.get(rollout.group)) is not None:
             self._note_longer(group, tokens)
@@ -104,7 +104,7 @@ class LongestFirst:
         self._order.note_seen(group.instance_id)
         started = self._started.get(group.group)
         if started is not None:
-            self._started.rank_anew(started)
+            self._started.update_rank(started)
 
     def lost(self, rollout: RolloutKey) -> None:
         self._started.again(rollout)
@@ -116,21 +116,21 @@ class LongestFirst:
         self._begun.pop(group, None)
 
     def engine_lost(self, url: str) -> None:
-        """Nothing is bound to an engine: each choice looks at those that answer."""
+        """Do nothing: rollouts are not bound to engines, and each choice considers those that answer."""
 
     def begin_step(self, number: int) -> None:
-        """Steps make no difference."""
+        """Do nothing: steps do not affect the policy."""
 
 
 _Entry = tuple[float, int, str]
-"""What it is ordered by, the number of its submission, and the group's id."""
+"""Sort key, number of the submission, and the group's id."""
 
 
 class PredictedOrder:
-    """The longest first. Of those with the same prediction the one that came first.
+    """Orders waiting groups: longest first, and groups with equal predictions in order of submission.
 
-    Of instances that were seen each has a prediction of its own. The line that predicts all others moves with every
-    answer, but their order by it is that of their prompts: up, down, or as they came.
+    Each known instance has its own prediction. The line that predicts all others changes with every answer, but its
+    order is always that of their prompts: ascending, descending or by submission.
     """
 
     def __init__(self, predictor: LengthPredictor) -> None:
@@ -139,13 +139,13 @@ class PredictedOrder:
         self._numbers: dict[str, tuple[int, WaitingGroup]] = {}
         self._of_instance: dict[InstanceId, set[str]] = {}
         self._known: dict[str, float] = {}
-        """The predictions of groups whose instance was seen."""
-        # Heaps; entries that are out of date are found when they come up.
+        """Predictions of groups whose instance is known."""
+        # Heaps. Outdated entries are discarded when they reach the top.
         self._by_prediction: list[_Entry] = []
         self._by_prompt: dict[int, list[_Entry]] = {-1: [], 0: [], 1: []}
 
     def submit(self, group: WaitingGroup) -> None:
-        """Add one."""
+        """Add a group."""
         self._num_submitted += 1
         self._numbers[group.group] = self._num_submitted, group
         self._of_instance.setdefault(group.instance_id, set()).add(group.group)
@@ -156,12 +156,12 @@ class PredictedOrder:
             heapq.heappush(heap, (-float(sign * group.num_chars), self._num_submitted, group.group))
 
     def note_seen(self, instance_id: InstanceId) -> None:
-        """The prediction for an instance has changed."""
+        """Update the predictions of an instance's groups."""
         for group in self._of_instance.get(instance_id, ()):
             self._note(group)
 
     def drop(self, group: str) -> None:
-        """Take one out, if it is there."""
+        """Remove a group, if present."""
         _, found = self._numbers.pop(group, (0, None))
         if found is not None:
             self._known.pop(group, None)
@@ -171,7 +171,7 @@ class PredictedOrder:
                 del self._of_instance[found.instance_id]
 
     def first(self) -> tuple[WaitingGroup, float] | None:
-        """The longest one, with its prediction; None if there is none."""
+        """The group with the longest prediction, and the prediction; None if there is no group."""
         known, unknown = self._first_known(), self._first_unknown()
         if known is None or (unknown is not None and unknown[1] > known[1]):
             return unknown
@@ -205,7 +205,7 @@ class PredictedOrder:
             self._compact()
 
     def _compact(self) -> None:
-        """What is out of date below the top of a heap is never found there."""
+        """Rebuild heaps that are mostly outdated entries, which are only discarded at the top."""
         most = 4 * len(self._numbers) + 64
         if len(self._by_prediction) > most:
             self._by_prediction = [(-each, self._numbers[key][0], key) for key, each in self._known.items()]

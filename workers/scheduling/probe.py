@@ -1,4 +1,4 @@
-"""One rollout of each group runs first, and tells which groups are long; those go on at engines of their own."""
+"""Runs one rollout of each group first to find long groups, which continue on engines reserved for them."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -13,15 +13,15 @@ from forebay.workers.scheduling.rollout_line import EngineQueues, ProbedGroup, R
 
 
 class Probe:
-    """Probe, rank, offload, break, for ``window`` groups at a time.
+    """Probes, ranks, offloads and caps ``window`` groups at a time.
 
-    The first rollout of each group runs on the least loaded of all engines. When all of these probes are there, the
-    groups with the longest go on at the heavy engines. The others go on where their probe ran: several times the usual
-    number at once, and each may sample no more than a cap. One that is broken by it is run again at a heavy engine.
+    The first rollout of each group, its probe, runs on the least loaded of all engines. When all probes have ended, the
+    groups with the longest probes continue on the heavy engines. The others continue where their probe ran, with more
+    rollouts at once than usual and a cap on tokens. A rollout that reaches the cap is repeated on a heavy engine.
 
-    A group that has a sample already needs no probe: how long that was is known from ``history``. A probe that failed
-    or was aborted tells nothing. Groups of which nothing is known are not ranked, and go on with the others' cap.
-    Where the buffer has no room for the groups of a whole window, those that have begun are ranked without the others.
+    A group that already has a sample needs no probe: its length is read from ``history``. A failed or aborted probe has
+    no length. Groups without a length are not ranked, and continue with the others' cap. If the buffer has no room for
+    a whole window, the groups that have begun are ranked without the others.
     """
 
     def __init__(self, inputs: PolicyInputs) -> None:
@@ -30,40 +30,40 @@ class Probe:
         self._engines = HeavyEngines(inputs.settings.heavy)
         self._groups: dict[str, ProbedGroup] = {}
         self._probed: dict[str, ProbedGroup] = {}
-        """Those of the window that is not ranked yet."""
+        """Groups of the window that is not ranked yet."""
         self._num_probing = 0
-        """Of these, the ones whose probe is not there."""
+        """Number of these groups whose probe has not ended."""
         self._number = 0
-        """Of this window."""
+        """Number of this window."""
         self._left: dict[int, int] = {}
-        """Rollouts of the windows before it that are to be started, where there are any."""
+        """Rollouts left to start in earlier windows, by window number."""
         self._num_left_fast = 0
-        """Of these, the ones that are not for heavy engines."""
+        """Number of these that are for fast engines."""
         self._probes, self._again, self._heavy, self._elsewhere = (RolloutLine() for _ in range(4))
-        """``again`` is for heavy engines once more, ``elsewhere`` for any fast one."""
+        """``_again`` has repeated rollouts for heavy engines, ``_elsewhere`` rollouts for any fast engine."""
         self._newest: ProbedGroup | None = None
-        """The group that began last."""
+        """The latest group that began."""
         self._queues = EngineQueues(inputs.settings.fast_concurrency)
         self._history = inputs.history
         self._recent: OrderedDict[str, ProbedGroup] = OrderedDict()
-        """Groups that were closed lately: what is left of them may be submitted again."""
+        """Recently closed groups: their remaining rollouts may be submitted again."""
 
     @property
     def concurrency(self) -> float:
-        """Of ``Policy``, as all below."""
+        """Factor on the run's slots that it may fill. Implements ``Policy``, like all methods below."""
         return self._settings.fast_concurrency
 
     def room(self) -> int:
-        """Those of the next window, once the fast engines have nothing left to start.
+        """Room for groups of the next window, once no rollout is left to start on fast engines.
 
-        The heavy ones may be behind by one window: else all others would wait for them.
+        The heavy engines may be one window behind; otherwise all others would wait for them.
         """
         is_behind = self._num_left_fast or any(number < self._number - 1 for number in self._left)
         return 0 if is_behind else max(0, self._window - len(self._probed))
 
     @cached_property
     def _past(self) -> dict[tuple[InstanceId, int], Measured]:
-        # Not before a group has a sample: it is read from files, and most runs never need it.
+        # Lazy, because it reads files, and only groups that already have a sample need it.
         return _first_of_this_run(self._history)
 
     def submit(self, group: WaitingGroup) -> None:
@@ -75,7 +75,7 @@ class Probe:
             entry.measured, entry.engine = before.measured, before.engine
             if before.window < self._number:
                 entry.window, entry.is_long, entry.cap = before.window, before.is_long, before.cap
-                self._go_on(entry)
+                self._start_rest(entry)
                 return
         self._probed[group.group] = entry
         if probe is not None:
@@ -90,7 +90,7 @@ class Probe:
         if self._engines.update(loads):
             for group, number in self._queues.keep(self._engines.fast):
                 self._elsewhere.add(group, number)
-        if self._probed and (not self._num_probing or self._is_stopped(loads)):  # no other group has come, or can
+        if self._probed and (not self._num_probing or self._is_stopped(loads)):  # no other can join
             self._rank()
         return self._next_heavy(loads) or self._next_fast(loads) or self._next_probe(loads)
 
@@ -105,7 +105,7 @@ class Probe:
         return None
 
     def _num_at(self, engine: str, loads: EngineLoads) -> int:
-        """Rollouts that run there, without what waits for room that only others can make."""
+        """Rollouts that run there, except those of the newest group while it waits for room in the buffer."""
         waiting = self._newest.running.values() if loads.is_buffer_full and self._newest is not None else ()
         return loads.in_flight(engine) - sum(url == engine for url, _ in waiting)
 
@@ -119,7 +119,7 @@ class Probe:
                 return None
             group, number = found
             if group.engine not in self._engines.fast:
-                group.engine = engine  # for its siblings as well, which find their prompt in the cache there
+                group.engine = engine  # its siblings follow, and find their prompt in the cache there
                 return self._start(group, number, engine, cap=group.cap)
             self._queues.add(group, number)
         group, number = placed
@@ -146,14 +146,14 @@ class Probe:
     # --- ranking
 
     def _is_stopped(self, loads: EngineLoads) -> bool:
-        """Whether the buffer has no room until groups are whole, of which the probes are there, and no others run."""
+        """Whether the buffer has no room until probed groups are complete, and no other probe runs."""
         if not loads.is_buffer_full or len(self._probed) == self._num_probing:
             return False
-        # The newest group has been given a place, and is what waits for room.
+        # The newest group already has a slot, and waits for room in the buffer.
         return not any(each.is_probing and each.running and each is not self._newest for each in self._probed.values())
 
     def _rank_if_full(self) -> None:
-        # Not only when something is asked for: there is room for others then.
+        # Ranks here, not only in `next`, because ranking makes room for other groups.
         if not self._num_probing and len(self._probed) >= self._window:
             self._rank()
 
@@ -171,16 +171,16 @@ class Probe:
         for group in sorted(window, key=_longest_first):
             own = None if group.measured is None else group.measured.tokens
             group.cap = cap_tokens(self._settings.cap, cut, own)
-            self._go_on(group)
+            self._start_rest(group)
 
-    def _go_on(self, group: ProbedGroup) -> None:
+    def _start_rest(self, group: ProbedGroup) -> None:
         for number in group.group.numbers:
             if number != group.probe:
                 self._wait(group, number, is_heavy=group.is_long)
         self._drop_if_done(group)
 
     def _wait(self, group: ProbedGroup, number: int, *, is_heavy: bool, is_again: bool = False) -> None:
-        """A rollout is to be started; once more, and then before all others, if it is ``is_again``."""
+        """Queue a rollout. ``is_again``: it is repeated, before all others."""
         group.waiting[number] = is_heavy
         if group.is_probing:
             self._probes.add(group, number, is_first=is_again)
@@ -195,7 +195,7 @@ class Probe:
             self._elsewhere.add(group, number, is_first=is_again)
 
     def _take_out(self, group: ProbedGroup, number: int) -> bool:
-        """It does not wait any more; whether it is for a heavy engine."""
+        """Take a rollout out of the queue. Returns whether it is for a heavy engine."""
         is_heavy = group.waiting.pop(number)
         if not group.is_probing:
             self._num_left_fast -= not is_heavy
@@ -204,7 +204,7 @@ class Probe:
                 del self._left[group.window]
         return is_heavy
 
-    # --- what becomes of it
+    # --- outcomes
 
     def ended(self, rollout: RolloutKey, end: RolloutEnd) -> None:
         if (left := self._left_engine(rollout)) is None:
@@ -219,7 +219,7 @@ class Probe:
         if (left := self._left_engine(rollout)) is None:
             return
         group, _ = left
-        if group.is_probing:  # by a cap that is not ours
+        if group.is_probing:  # by a cap of another origin
             self._note_probe(group, Measured(tokens, seconds))
         self._wait(group, rollout.number, is_heavy=True, is_again=True)
         self._rank_if_full()
@@ -247,13 +247,13 @@ class Probe:
                 self._recent.popitem(last=False)
 
     def engine_lost(self, url: str) -> None:
-        """Nothing: each choice looks at the engines that answer, and what waits for others goes elsewhere."""
+        """Do nothing: each choice considers the engines that answer, and requeues rollouts that wait for others."""
 
     def begin_step(self, number: int) -> None:
-        """Nothing: what a probe says of its group holds for the next weights as well."""
+        """Do nothing: the length of a probe is also used with the next weights."""
 
     def _left_engine(self, rollout: RolloutKey) -> tuple[ProbedGroup, bool] | None:
-        """The group of a rollout that ran, and whether on a heavy engine; None if it was closed, or begun afresh."""
+        """Group of a rollout that ran, and whether as a heavy one; None if the group was closed or restarted."""
         group = self._groups.get(rollout.group)
         if group is None or rollout.number not in group.running:
             return None
@@ -277,7 +277,7 @@ def _longest_first(group: ProbedGroup) -> float:
 
 
 def _first_of_this_run(history: Iterable[PastRollout]) -> dict[tuple[InstanceId, int], Measured]:
-    """Of each group the rollout with the lowest number that has a sample."""
+    """The sampled rollout with the lowest number of each group."""
     found: dict[tuple[InstanceId, int], PastRollout] = {}
     for past in history:
         key = past.instance_id, past.epoch

@@ -1,4 +1,4 @@
-"""What one probe of each group says: which groups are long, and what the rollouts of the others may sample."""
+"""Ranks groups by the length of their probe, and computes the cap for rollouts of short groups."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -10,31 +10,31 @@ Cap = int | Literal["cut", "own", "none"]
 
 
 class Measured(NamedTuple):
-    """What a probe took."""
+    """Tokens and seconds of a probe."""
 
     tokens: float
     seconds: float
 
 
 def top_of(probes: Sequence[float], share: float) -> list[int]:
-    """The positions of the longest probes, longest first; of equal ones those that came first.
+    """Positions of the longest probes, longest first; equal ones in their order.
 
-    They are ``share`` of all, rounded to the nearest number of groups.
+    Their number is ``share`` of all, rounded to the nearest integer.
     """
     by_length = sorted(range(len(probes)), key=lambda position: -probes[position])
     return by_length[: math.floor(share * len(probes) + 0.5)]
 
 
 def cut_of(tokens: Sequence[float], top: Collection[int]) -> float | None:
-    """The length of the longest probe whose position is not in ``top``; None if all are."""
+    """Length of the longest probe outside ``top``; None if all are in it."""
     long = frozenset(top)
     return max((length for position, length in enumerate(tokens) if position not in long), default=None)
 
 
 def cap_tokens(cap: Cap, cut: float | None, own: float | None) -> int | None:
-    """What a rollout may sample off the heavy engines, for a setting ``cap``; None if anything.
+    """Most tokens of a rollout on a fast engine for the setting ``cap``; None for no limit.
 
-    ``own`` is the length of its group's probe: where that is not known, the one at the cut stands for it.
+    ``own`` is the length of its group's probe; if unknown, ``cut`` replaces it.
     """
     if cap == "none":
         return None

@@ -1,4 +1,4 @@
-"""The default: the next rollout in the order of the file goes to the least loaded engine."""
+"""The default policy: sends the next rollout in the order of the file to the least loaded engine."""
 
 from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.core.scheduling.policy import NextRollout, PolicyInputs, RolloutEnd, RolloutKey, WaitingGroup
@@ -7,10 +7,10 @@ from forebay.workers.scheduling.waiting_groups import WaitingGroups
 
 
 class Pull:
-    """Nearly complete groups first, then those that came first.
+    """Starts rollouts of nearly complete groups first, then in order of submission.
 
-    The rollouts of a group go to its engine, which has their prompt in its cache, while that has at most ``affinity``
-    times the least load.
+    The rollouts of a group go to its engine, whose cache has their prompt, while its load is at most ``affinity`` times
+    the least load.
     """
 
     concurrency = 1.0
@@ -21,7 +21,7 @@ class Pull:
         self._started = StartedGroups()
 
     def room(self) -> int:
-        """Of ``Policy``, as all below."""
+        """Number of further groups it accepts. Implements ``Policy``, like all methods below."""
         return self._waiting.room
 
     def submit(self, group: WaitingGroup) -> None:
@@ -43,10 +43,10 @@ class Pull:
         group = self._waiting.oldest
         return None if group is None else self._started.begin(self._waiting.begin(group.group))
 
-    def ended(self, rollout: RolloutKey, end: RolloutEnd) -> None:  # noqa: ARG002 - how long it took changes nothing
+    def ended(self, rollout: RolloutKey, end: RolloutEnd) -> None:  # noqa: ARG002 - its length does not matter
         self._started.ended(rollout)
 
-    def broken(self, rollout: RolloutKey, tokens: int, seconds: float) -> None:  # noqa: ARG002 - none has a cap here
+    def broken(self, rollout: RolloutKey, tokens: int, seconds: float) -> None:  # noqa: ARG002 - this policy sets no cap
         self._started.again(rollout)
 
     def lost(self, rollout: RolloutKey) -> None:
@@ -57,7 +57,7 @@ class Pull:
         self._started.drop(group)
 
     def engine_lost(self, url: str) -> None:
-        """Nothing is bound to an engine: each choice looks at those that answer."""
+        """Do nothing: rollouts are not bound to engines, and each choice considers those that answer."""
 
     def begin_step(self, number: int) -> None:
-        """Steps make no difference."""
+        """Do nothing: steps do not affect the policy."""

@@ -1,4 +1,4 @@
-"""Rollouts that wait to be started: for any engine, or for one."""
+"""Queues of rollouts that wait to be started, for any engine or for one."""
 
 from collections import deque
 from collections.abc import Collection
@@ -11,32 +11,32 @@ from forebay.workers.scheduling.probe_ranking import Measured
 
 @dataclass(eq=False, slots=True)
 class ProbedGroup:
-    """A group with its probe, from its submission until nothing of it is left."""
+    """A group with its probe, from its submission until none of its rollouts is left."""
 
     group: WaitingGroup
     window: int
-    """Its number: groups of one window are ranked together."""
+    """Number of its window. Groups of one window are ranked together."""
     probe: int | None
-    """The number of the rollout that is its probe; None if it has a sample already."""
+    """Number of the rollout that is its probe; None if it already has a sample."""
     is_probing: bool
-    """Whether its probe is not there."""
+    """Whether its probe has not ended."""
     has_begun: bool
     measured: Measured | None = None
-    """None while that is not known, and where it never will be."""
+    """Length of its probe; None if not known, or not yet."""
     is_long: bool = False
     engine: str | None = None
-    """Where its probe ran, or where its rollouts go instead."""
+    """Engine of its probe, or the engine that replaced it for its rollouts."""
     cap: int | None = None
     waiting: dict[int, bool] = field(default_factory=dict)
-    """The rollouts that are to be started, by number; whether on a heavy engine."""
+    """Whether for a heavy engine, by number of each rollout to start."""
     running: dict[int, tuple[str, bool]] = field(default_factory=dict)
-    """Those that were started: the engine that was chosen, and whether as a heavy one."""
+    """Engine, and whether as a heavy one, by number of each running rollout."""
 
 
 class RolloutLine:
-    """First come, first served, but those of groups that have begun before the others.
+    """A first-in, first-out queue in which rollouts of started groups come before others.
 
-    Whatever does not wait any more is passed over when it comes up.
+    Entries that no longer wait are skipped when they reach the front.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class RolloutLine:
         self._others: deque[tuple[ProbedGroup, int]] = deque()
 
     def add(self, group: ProbedGroup, number: int, *, is_first: bool = False) -> None:
-        """Put a rollout at the end, or before all others."""
+        """Add a rollout at the end, or at the front."""
         line = self._begun if group.has_begun else self._others
         if is_first:
             line.appendleft((group, number))
@@ -52,7 +52,7 @@ class RolloutLine:
             line.append((group, number))
 
     def take(self, *, may_begin: bool) -> tuple[ProbedGroup, int] | None:
-        """The next rollout, taken out; without ``may_begin`` only one of a group that has begun."""
+        """Remove and return the next rollout; without ``may_begin``, only one of a started group."""
         for line in (self._begun, self._others):
             while line and line[0][1] not in line[0][0].waiting:
                 line.popleft()
@@ -61,7 +61,7 @@ class RolloutLine:
         return None
 
     def drain(self) -> list[tuple[ProbedGroup, int]]:
-        """Everything that waits, taken out."""
+        """Remove and return all waiting rollouts."""
         entries = [entry for entry in (*self._begun, *self._others) if entry[1] in entry[0].waiting]
         self._begun.clear()
         self._others.clear()
@@ -69,19 +69,19 @@ class RolloutLine:
 
 
 class EngineQueues:
-    """Rollouts that wait for one engine each, and how many it was given already.
+    """Queues of rollouts that wait for a specific engine, and counts of the rollouts that each engine has.
 
-    A decision looks at no engine twice, however many wait in how many lines. An engine has room for ``times`` its
-    places.
+    A decision considers each engine at most once, regardless of the number of waiting rollouts. An engine has room for
+    ``times`` its slots.
     """
 
     def __init__(self, times: float) -> None:
         self._times = times
         self._lines: dict[str, RolloutLine] = {}
         self._counts: dict[str, int] = {}
-        """Of what was chosen for each engine, the rollouts that have not ended."""
+        """Rollouts that were started on each engine and have not ended."""
         self._next: deque[str] = deque()
-        """Engines that may have both a rollout in their line and room for it, in turn."""
+        """Engines that may have both a queued rollout and room for it, in round-robin order."""
         self._is_next: set[str] = set()
 
     def has_room(self, engine: str, loads: EngineLoads) -> bool:
@@ -89,17 +89,17 @@ class EngineQueues:
         return self._counts.get(engine, 0) < max(1, int(self._times * loads.places(engine)))
 
     def add(self, group: ProbedGroup, number: int, *, is_first: bool = False) -> None:
-        """A rollout waits for the engine of its group, which has begun there."""
+        """Queue a rollout for the engine of its group."""
         assert group.engine is not None
         self._lines.setdefault(group.engine, RolloutLine()).add(group, number, is_first=is_first)
         self._note(group.engine)
 
     def take(self, loads: EngineLoads) -> tuple[ProbedGroup, int] | None:
-        """The next rollout for an engine that has room, the engines taking turns."""
+        """Remove and return the next rollout for an engine with room. Engines take turns."""
         while self._next:
             engine = self._next.popleft()
             line = self._lines.get(engine)
-            # What is left out here is looked at again when a rollout leaves the engine, or joins its line.
+            # A skipped engine is considered again when a rollout leaves it or joins its queue.
             if line is not None and self.has_room(engine, loads) and (found := line.take(may_begin=True)) is not None:
                 self._next.append(engine)
                 return found
@@ -107,11 +107,11 @@ class EngineQueues:
         return None
 
     def entered(self, engine: str) -> None:
-        """A rollout was chosen for an engine, out of whichever line."""
+        """Count a rollout, from any queue, that was started on an engine."""
         self._counts[engine] = self._counts.get(engine, 0) + 1
 
     def left(self, engine: str) -> None:
-        """It has ended."""
+        """Count the end of a rollout."""
         self._counts[engine] -= 1
         if not self._counts[engine]:
             del self._counts[engine]
@@ -119,7 +119,7 @@ class EngineQueues:
             self._note(engine)
 
     def keep(self, engines: Collection[str]) -> list[tuple[ProbedGroup, int]]:
-        """What waits for others than these, taken out."""
+        """Remove and return the rollouts that wait for engines other than these."""
         gone = [engine for engine in self._lines if engine not in engines]
         return [entry for engine in gone for entry in self._lines.pop(engine).drain()]
 

@@ -1,4 +1,4 @@
-"""Groups that have begun, with the rollouts of them that are to be started."""
+"""Started groups, with their rollouts that are left to start."""
 
 import heapq
 from collections import deque
@@ -11,20 +11,20 @@ from forebay.core.scheduling.policy import RolloutKey, WaitingGroup
 
 @dataclass(eq=False)
 class StartedGroup:
-    """One of them. ``engine`` is where its newest rollout went."""
+    """A group that has begun. ``engine`` is the engine of its newest rollout."""
 
     group: WaitingGroup
     number: int
-    """In the order in which they began."""
+    """Its number in the order of beginning."""
     left: deque[int] = field(default_factory=deque)
-    """Numbers of the rollouts to start."""
+    """Numbers of the rollouts left to start."""
     engine: str | None = None
     num_running: int = 0
     rank: float | None = None
-    """As it stands in the order; None where it does not."""
+    """Its rank in the order; None if it is not in it."""
 
     def choose_engine(self, loads: EngineLoads, affinity: float) -> str | None:
-        """Its engine, which has its prompt in the cache, up to ``affinity`` times the least load; else that with it."""
+        """Its engine, which has its prompt cached, up to ``affinity`` times the least load; else the least loaded."""
         least = loads.least()
         if least is None or not self._is_near(loads, affinity * loads.in_flight(least)):
             self.engine = least
@@ -36,37 +36,37 @@ class StartedGroup:
 
 
 def num_left(started: StartedGroup) -> float:
-    """The rank by which nearly complete groups come first."""
+    """Rank by which nearly complete groups come first."""
     return len(started.left)
 
 
 class StartedGroups:
-    """Those of the least ``rank`` first, of these the one that began first."""
+    """Orders groups by the lowest ``rank``, then by their beginning."""
 
     def __init__(self, rank: Callable[[StartedGroup], float] = num_left) -> None:
         self._rank = rank
         self._groups: dict[str, StartedGroup] = {}
         self._order: list[tuple[float, int, str]] = []
-        """A heap; entries that are out of date are found when they come up."""
+        """A heap. Outdated entries are discarded when they reach the top."""
         self._in_turn: list[tuple[int, str]] = []
-        """The same in the order in which they began."""
+        """A heap in the order of beginning."""
         self.num_begun = 0
 
     def get(self, group: str) -> StartedGroup | None:
-        """The group of this id, unless nothing of it is left."""
+        """The group with this id, or None if none of its rollouts is left."""
         return self._groups.get(group)
 
     def begin(self, group: WaitingGroup) -> StartedGroup:
-        """Take in a group that begins now, or begins afresh."""
+        """Add a group that begins, or begins again."""
         self.num_begun += 1
         started = StartedGroup(group, self.num_begun, deque(group.numbers))
         self._groups[group.group] = started
         self._take_turn(started)
-        self.rank_anew(started)
+        self.update_rank(started)
         return started
 
     def first(self) -> StartedGroup | None:
-        """The one whose rollouts come next; None if nothing is left to start."""
+        """The group whose rollouts come next; None if no rollout is left to start."""
         while self._order:
             rank, number, key = self._order[0]
             started = self._groups.get(key)
@@ -79,7 +79,7 @@ class StartedGroups:
 
     @property
     def oldest(self) -> StartedGroup | None:
-        """The one that began first, of those with rollouts to start."""
+        """The group that began first among those with rollouts left to start."""
         while self._in_turn:
             number, key = self._in_turn[0]
             started = self._groups.get(key)
@@ -89,23 +89,23 @@ class StartedGroups:
         return None
 
     def take(self, started: StartedGroup) -> RolloutKey:
-        """Its next rollout, which is started now."""
+        """Remove and return its next rollout, which is started now."""
         number = started.left.popleft()
         started.num_running += 1
-        self.rank_anew(started)
+        self.update_rank(started)
         return RolloutKey(started.group.group, number)
 
     def again(self, rollout: RolloutKey) -> None:
-        """A rollout is to be started once more, before its siblings."""
+        """Queue a rollout again, before its siblings."""
         started = self._groups.get(rollout.group)
         if started is not None:
             started.num_running -= 1
             started.left.appendleft(rollout.number)
             self._take_turn(started)
-            self.rank_anew(started)
+            self.update_rank(started)
 
     def ended(self, rollout: RolloutKey) -> None:
-        """A rollout has ended for good."""
+        """Record the final end of a rollout."""
         started = self._groups.get(rollout.group)
         if started is not None:
             started.num_running -= 1
@@ -113,16 +113,16 @@ class StartedGroups:
                 del self._groups[rollout.group]
 
     def drop(self, group: str) -> None:
-        """Nothing of this group is started any more."""
+        """Remove a group."""
         self._groups.pop(group, None)
 
-    def rank_anew(self, started: StartedGroup) -> None:
-        """Its rank may be another one now."""
+    def update_rank(self, started: StartedGroup) -> None:
+        """Update its rank in the order."""
         rank = self._rank(started)
         if started.left and rank != started.rank:
             started.rank = rank
             heapq.heappush(self._order, (rank, started.number, started.group.group))
-            if len(self._order) > self._most:  # what is out of date below the top is never found
+            if len(self._order) > self._most:  # outdated entries are only discarded at the top
                 ranked = [each for each in self._groups.values() if each.rank is not None]
                 self._order = [(each.rank or 0.0, each.number, each.group.group) for each in ranked]
                 heapq.heapify(self._order)
@@ -134,5 +134,5 @@ class StartedGroups:
 
     @property
     def _most(self) -> int:
-        """Entries of a heap that are kept."""
+        """Most entries that a heap may have."""
         return 8 * len(self._groups) + 64

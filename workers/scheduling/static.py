@@ -1,4 +1,4 @@
-"""The baseline: each rollout is bound to an engine when its group is submitted, the engines in turn."""
+"""The baseline policy: binds each rollout to an engine, in turn, when its group is submitted."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from forebay.workers.scheduling.waiting_groups import WaitingGroups
 
 
 class Static:
-    """Rollout k runs on engine k modulo the number of engines, and waits for it even while others are free."""
+    """Runs rollout k on engine k modulo the number of engines. It waits for that engine even while others are free."""
 
     concurrency = 1.0
 
@@ -16,12 +16,12 @@ class Static:
         self._waiting = WaitingGroups(inputs.window)
         self._num_submitted = 0
         self._rollouts: dict[str, dict[int, int]] = {}
-        """By group, then by number: the k of each rollout that has not ended."""
+        """The k of each rollout that has not ended, by group and number."""
         self._to_start: dict[int, RolloutKey] = {}
-        """By k: rollouts that wait, of groups that have begun."""
+        """Waiting rollouts of started groups, by k."""
 
     def room(self) -> int:
-        """Of ``Policy``, as all below."""
+        """Number of further groups it accepts. Implements ``Policy``, like all methods below."""
         return self._waiting.room
 
     def submit(self, group: WaitingGroup) -> None:
@@ -35,7 +35,7 @@ class Static:
     def next(self, loads: EngineLoads) -> NextRollout | None:
         k = _first_startable(self._to_start, loads)
         if k is None and loads.may_begin:
-            overdue = self._waiting.overdue  # no other group may pass it
+            overdue = self._waiting.overdue  # no other group may overtake it
             for group in self._waiting if overdue is None else (overdue,):
                 k = _first_startable(self._rollouts[group.group].values(), loads)
                 if k is not None:
@@ -47,13 +47,13 @@ class Static:
         for number in group.numbers:
             self.lost(RolloutKey(group.group, number))
 
-    def ended(self, rollout: RolloutKey, end: RolloutEnd) -> None:  # noqa: ARG002 - how long it took changes nothing
+    def ended(self, rollout: RolloutKey, end: RolloutEnd) -> None:  # noqa: ARG002 - its length does not matter
         rollouts = self._rollouts.get(rollout.group, {})
         rollouts.pop(rollout.number, None)
         if not rollouts:
             self._rollouts.pop(rollout.group, None)
 
-    def broken(self, rollout: RolloutKey, tokens: int, seconds: float) -> None:  # noqa: ARG002 - none has a cap here
+    def broken(self, rollout: RolloutKey, tokens: int, seconds: float) -> None:  # noqa: ARG002 - this policy sets no cap
         self.lost(rollout)
 
     def lost(self, rollout: RolloutKey) -> None:
@@ -67,14 +67,14 @@ class Static:
             self._to_start.pop(k, None)
 
     def engine_lost(self, url: str) -> None:
-        """What waits is bound to the engines that answer whenever one of them has room."""
+        """Do nothing: `next` maps waiting rollouts to the engines that answer."""
 
     def begin_step(self, number: int) -> None:
-        """Steps make no difference."""
+        """Do nothing: steps do not affect the policy."""
 
 
 def _first_startable(rollouts: Iterable[int], loads: EngineLoads) -> int | None:
-    """The first rollout whose engine has fewer rollouts than its share of the places."""
+    """The first rollout whose engine has fewer rollouts than its slots."""
     for k in rollouts if loads.urls else ():
         url = loads.urls[k % len(loads.urls)]
         if loads.in_flight(url) < loads.places(url):
