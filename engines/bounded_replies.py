@@ -1,4 +1,4 @@
-"""Limit the size of an engine's reply, counting bytes as they arrive and as they are decompressed.
+"""Limit the size of an engine's reply, counting both received and decompressed bytes.
 
 Compressed replies are decompressed here, one step at a time, so that a few bytes never expand to gigabytes unchecked.
 """

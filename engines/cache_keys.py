@@ -141,7 +141,7 @@ class CacheKeys:
 
     def _is_mixed(self, key: CacheKey, sent: AnnouncedWeights, now: AnnouncedWeights, names: set[str]) -> bool:
         """Whether a call sent under ``sent`` may have used cache entries of weights other than ``names``."""
-        # Every announcement since cleared the caches, or there was none.
+        # Every announcement since the call was sent cleared the caches.
         if sent.id != now.id and now.last_kept <= sent.number:
             return False
         if self._has_others(key, names) or key.is_over:

@@ -50,12 +50,12 @@ async def workers_of(http: httpx.AsyncClient, urls: Sequence[str]) -> list[Worke
 async def pause(admins: Sequence[WorkerAdmin], mode: PauseMode, timeout_s: float = IDLE_TIMEOUT_S) -> None:
     """Pause all workers. Raises ``WeightUpdateFailed``, after which some may be paused."""
 
-    async def stand(admin: WorkerAdmin) -> None:
+    async def pause_one(admin: WorkerAdmin) -> None:
         # SGLang answers an aborting pause only once it is idle.
         async with asyncio.timeout(timeout_s):
             await admin.pause(mode)
 
-    await _at_all(admins, "pausing", stand)
+    await _at_all(admins, "pausing", pause_one)
 
 
 async def wait_idle(admins: Sequence[WorkerAdmin], mode: PauseMode, timeout_s: float = IDLE_TIMEOUT_S) -> None:

@@ -303,7 +303,7 @@ class EngineCall:
         Raises ``EngineLost`` if the engine keeps aborting.
         """
         body = {name: value for name, value in recording.body.items() if name not in ("stream", "stream_options")}
-        rests = [Rest(body, turn) for turn in turns if self._is_to_go_on(turn)]
+        rests = [Rest(body, turn) for turn in turns if self._must_continue(turn)]
         try:
             whole = await asyncio.gather(*(finish(rest, self._ask_part, self._joined, self._wait) for rest in rests))
         except EngineError as error:
@@ -313,7 +313,7 @@ class EngineCall:
         logprobs = {rest.choice: rest.parts.logprobs for rest in rests}
         return [ended.get(turn.choice, turn) for turn in turns], logprobs
 
-    def _is_to_go_on(self, turn: Turn) -> bool:
+    def _must_continue(self, turn: Turn) -> bool:
         return turn.finish_reason == ABORTED and not self.session.is_given_up and not self.is_left
 
     async def _ask_part(self, body: Json) -> Part:

@@ -33,26 +33,26 @@ class ChunkQueue:
         self.is_begun = False
         """Whether there was any chunk."""
         self._chunks: list[Json] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._is_closed = False
 
     def put(self, chunk: Json) -> None:
         """Add a chunk."""
         self.is_begun = True
         self._chunks.append(chunk)
-        self._news.set()
+        self._changed.set()
 
     def close(self, *_: object) -> None:
         """Mark the end of the stream."""
         self._is_closed = True
-        self._news.set()
+        self._changed.set()
 
     async def take(self) -> list[Json]:
         """Wait for chunks and return all that arrived since the last call. Empty at the end."""
-        await self._news.wait()
+        await self._changed.wait()
         taken, self._chunks = self._chunks, []
         if not self._is_closed:
-            self._news.clear()
+            self._changed.clear()
         return taken
 
 
@@ -143,7 +143,7 @@ class ChatCall(EngineCall):
         opened.request.span.end(seen)
         self._check_cap(seen, opened.request)
         completed = self._completed(opened.request, _begun(seen) if self.is_left else seen)
-        if any(map(self._is_to_go_on, seen)):
+        if any(map(self._must_continue, seen)):
             seen = await completed
             turns, logprobs = await self._finished(recording, seen)
             self.choices = turns

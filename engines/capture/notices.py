@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class CaptureNotices:
-    """Checks the turns of one run as they are recorded. Thread-safe."""
+    """Checks the turns of one run while they are recorded. Thread-safe."""
 
     def __init__(self) -> None:
         self._has_said_sampling = False

@@ -65,7 +65,7 @@ class Node:
         return before
 
     def whole_turn(self) -> Turn:
-        """The turn as it was recorded, including its ids."""
+        """The recorded turn, including its ids."""
         ids: dict[str, Any] = {"prompt_ids": list(self.prompt_ids()), "sampled_ids": list(self.sampled)}
         return msgspec.structs.replace(self.turn, **ids)
 

@@ -139,7 +139,7 @@ class Trajectory:
     def _kept(self) -> list[Node]:
         """All nodes except aborted turns that were never continued; the newest node is always kept."""
         newest = _newest(self._nodes)
-        return [node for node in self._nodes if node is newest or not _is_given_up(node)]
+        return [node for node in self._nodes if node is newest or not _is_abandoned(node)]
 
     def _lost(self) -> Counter[str]:
         """Count tokens that are in no sample: never continued, or diverged from."""
@@ -164,7 +164,7 @@ class Trajectory:
             self._counts["untold"] += 1
             return Drift.UNTOLD
         newest = self._added[-1] if self._added else None
-        if isinstance(newest, Node) and _is_given_up(newest) and continues(first := newest.whole_turn(), turn):
+        if isinstance(newest, Node) and _is_abandoned(newest) and continues(first := newest.whole_turn(), turn):
             self._replace(newest, merge(first, turn))
             self._counts["merged"] += 1
             return Drift.CLEAN
@@ -240,7 +240,7 @@ def _whole(added: Node | Turn) -> Turn:
     return added.whole_turn() if isinstance(added, Node) else added
 
 
-def _is_given_up(node: Node) -> bool:
+def _is_abandoned(node: Node) -> bool:
     return node.turn.finish_reason == ABORTED and not node.children
 
 

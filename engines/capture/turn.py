@@ -45,7 +45,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     messages: list[dict[str, Any]]
-    """The messages of the request, as they were sent."""
+    """The messages of the request."""
     reply: dict[str, Any]
     """The assistant message."""
     prompt_ids: list[int] | None = None

@@ -156,7 +156,7 @@ class CallsInFlight:
         """Run the calls until the block ends or the client disconnects."""
         # Before the `try`: a duplicate must not free the id of the call that owns it.
         self._reserve(calls)
-        watcher = asyncio.create_task(_tell_departure(request, calls[0]))
+        watcher = asyncio.create_task(_end_when_gone(request, calls[0]))
         try:
             for call in calls:
                 self._backend.submit(call)
@@ -199,7 +199,7 @@ async def _chained(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGene
         yield event
 
 
-async def _tell_departure(request: Request, call: PromptCall) -> None:
+async def _end_when_gone(request: Request, call: PromptCall) -> None:
     await until_gone(request.receive)
     call.pieces.put_nowait(None)
 

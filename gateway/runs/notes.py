@@ -32,7 +32,7 @@ class Notes:
         names = [self._name(kind) for kind in kinds]
         for name in names:
             if name not in self.counts:
-                self._tell(name)
+                self._log(name)
             self.counts[name] += 1
             of_session[name] += 1
         if names:
@@ -42,6 +42,6 @@ class Notes:
         name = re.sub(r"[^a-z0-9]+", "_", kind.lower())[:MAX_LENGTH].strip("_")
         return name if name in self.counts or len(self.counts) < MAX_KINDS else OTHERS
 
-    def _tell(self, name: str) -> None:
+    def _log(self, name: str) -> None:
         meaning = next(words for prefix, words in MEANING.items() if name.startswith(prefix))
         logger.warning("a call in run %s: %s: %s (further ones are only counted)", self._run_id, name, meaning)

@@ -120,15 +120,15 @@ class GatewayRun:
     async def _follow(self) -> None:
         """Record new weights and pauses, and end the calls of groups that were closed without all their samples."""
         before: dict[str, Any] | None = None
-        while (news := await self._buffer.news(before)) is not None:
-            self.pool.announce(AnnouncedWeights(**news["step"]["weights"]))
-            self.trace.step = news["step"]["number"]
-            self.trace.calls.note_paused(news["paused"])
-            self._run_clock(not news["still"])
-            for group in news["groups"] if before else ():  # groups closed before the first update have no calls
+        while (update := await self._buffer.news(before)) is not None:
+            self.pool.announce(AnnouncedWeights(**update["step"]["weights"]))
+            self.trace.step = update["step"]["number"]
+            self.trace.calls.note_paused(update["paused"])
+            self._run_clock(not update["still"])
+            for group in update["groups"] if before else ():  # groups closed before the first update have no calls
                 if self.captured_calls is not None and (group["reason"] == TIMED_OUT or group["is_salvaged"]):
                     self.tasks.start(self.captured_calls.end_group(group["instance_id"]))
-            before = news
+            before = update
 
     def _run_clock(self, is_running: bool) -> None:
         """Pause or resume the run's deadlines, including those of calls in flight."""
