@@ -255,7 +255,7 @@ def test_numpy_arrays_are_views_of_the_reply() -> None:
     }
     assert arrays["tokens"].tolist() == [0, 1, 10, 11, 12]
     assert np.shares_memory(arrays["tokens"], np.frombuffer(batch.content, np.uint8))
-    with pytest.raises(InvalidInput, match="no batch of tensors"):
+    with pytest.raises(InvalidInput, match="not a batch of tensors"):
         numpy_arrays(Batch("b", [], {}, 600.0, []))
 
 
