@@ -95,7 +95,7 @@ def test_a_file_a_data_directory_and_a_verl_log_will_do(forebay: Forebay, run: P
         outcome = forebay("simulate", given, "--seeds", 1)
         assert outcome.code == 0, outcome.err
         assert "self-check" in outcome.out
-    assert "each is a prompt of its own" in outcome.out
+    assert "each answer counts as a prompt" in outcome.out
     by_id = forebay("simulate", "run-1", "--data-dir", run.parent.parent, "--seeds", 1)
     assert by_id.code == 0, by_id.err
 
@@ -148,8 +148,8 @@ def test_the_rows_are_drawn(forebay: Forebay, run: Path, tmp_path: Path) -> None
         (["{run}", "--set", "scheduler.top=2"], "scheduler.top"),
         (["{run}", "--set", "scheduler.tip=2"], "--set takes NAME=JSON"),
         (["{run}", "--set", "scheduler=3"], "scheduler must be an object"),
-        (["{run}", "--set", 'scheduler={"policy": "static"}'], "policies are named by --policy"),
-        (["{run}", "--set", "scheduler={}", "--set", "scheduler.top=0.3"], "--set gives scheduler, and scheduler.top"),
+        (["{run}", "--set", 'scheduler={"policy": "static"}'], "set the policy by --policy"),
+        (["{run}", "--set", "scheduler={}", "--set", "scheduler.top=0.3"], "gives both scheduler and scheduler.top"),
         (["{run}", "--set", "oversampling.leftover=defer"], "leftover 'defer' needs groups_per_step"),
         (["{run}", "--set", "history=3"], "history must be true or false"),
         (["{run}", "--set", "train_s=[]"], "train_s must be a number"),
@@ -162,9 +162,9 @@ def test_the_rows_are_drawn(forebay: Forebay, run: Path, tmp_path: Path) -> None
         (["{run}", "--set", "num_steps=2"], "num_steps needs the groups of a step"),
         (["{run}", "--set", "groups_per_read=0"], "groups_per_read must be at least 1"),
         (["{run}", "--set", "speed=0"], "speed of an engine must be above 0"),
-        (["{run}", "--set", "speed=1e400"], "speed must be a number, got inf"),
-        (["{run}", "--set", "speed=[]"], "speed names no engine"),
-        (["{run}", "--set", "step_s=0", "--set", "step_s_per_sequence=0"], "a step of an engine must take time"),
+        (["{run}", "--set", "speed=1e400"], "speed must be a number (got inf)"),
+        (["{run}", "--set", "speed=[]"], "speed is an empty list"),
+        (["{run}", "--set", "step_s=0", "--set", "step_s_per_sequence=0"], "step_s_per_sequence must not both be 0"),
         (["{run}", "--set", "cached_share=2"], "cached_share must be at least 0 and at most 1"),
         (["{run}", "--set", "shared_share=2"], "shared_share must be at least 0 and at most 1"),
         (["{run}", "--policy", "probe", "--engines", "1"], "probe"),

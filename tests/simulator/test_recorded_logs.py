@@ -125,12 +125,12 @@ def test_half_a_line_of_a_killed_process_is_left_out(tmp_path: Path) -> None:
     path.write_bytes(content[:-20])
     log = read_log(path)
     assert len(log.rollouts) == whole - 1
-    assert log.notes == [f"{path}:{num_lines} is half a line, which is left out"]
+    assert log.notes == [f"{path}:{num_lines} is incomplete and was skipped"]
 
 
 def test_a_log_without_lengths_is_told(tmp_path: Path) -> None:
     write_trace(tmp_path, simulate(small_scenario()), has_lengths=False)
-    with pytest.raises(InvalidInput, match="has no lengths: none of its 48 rollouts tells sampled tokens") as told:
+    with pytest.raises(InvalidInput, match="has no lengths: none of its 48 rollouts records sampled tokens") as told:
         read_log(tmp_path / "trace")
     assert told.value.field == "source"
     assert told.value.hint
@@ -155,7 +155,7 @@ def test_summaries_that_are_missing_are_noted(tmp_path: Path) -> None:
     path, _ = recorded_run(tmp_path)
     with path.open("ab") as file:
         file.write(msgspec.json.encode(Dropped(t=1, summaries=3)) + b"\n")
-    assert read_log(path).notes == ["3 summaries of rollouts are not in the trace, as it says itself"]
+    assert read_log(path).notes == ["the trace reports that 3 summaries of rollouts are missing"]
 
 
 def test_verl_logs_are_read_as_well(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_verl_logs_are_read_as_well(tmp_path: Path) -> None:
     log = read_log(folder)
     assert len(log.rollouts) == 2 * 4 * 24
     assert (log.group_size, len(log.engines)) == (1, 4)
-    assert any("each is a prompt of its own" in note for note in log.notes)
+    assert any("each answer counts as a prompt" in note for note in log.notes)
     fit = fit_engines(log)
     cost = next(iter(fit.costs.values()))
     assert cost.tokens_per_s(10) == pytest.approx(10.0, rel=0.05)  # that of the planted log, whatever runs beside

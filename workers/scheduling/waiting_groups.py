@@ -14,8 +14,8 @@ class WaitingGroups:
         self._window = window
         self._groups: dict[str, tuple[int, WaitingGroup]] = {}
         self._in_turn: deque[tuple[int, str]] = deque()
-        """Order of submission; outdated entries are skipped at the front. Finding a dict's first key is slow after many early
-        keys were removed."""
+        """Order of submission; outdated entries are skipped at the front. A dict finds its first key slowly after many
+        removals."""
         self._num_submitted = 0
         self._ahead: list[int] = []
         """A heap of the numbers of started groups that were submitted after the oldest waiting one."""

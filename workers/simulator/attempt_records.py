@@ -1,4 +1,4 @@
-"""The tracer of a simulated run: of each attempt it keeps the summary, and nothing else."""
+"""The tracer of a simulated run, which keeps only the summary of each attempt."""
 
 import asyncio
 from typing import Any
@@ -12,34 +12,34 @@ SECOND_NS = 1_000_000_000
 
 
 class SimulatedRollout(RolloutSummary):
-    """The summary of one attempt, by the clock of the run, and what only a simulation knows of it."""
+    """Summary of one attempt, by the clock of the run, with facts that only a simulation has."""
 
     lost: int = 0
-    """Sampled by engines that were gone before they answered; not among those that were ``sampled``."""
+    """Tokens sampled by engines that failed before they answered; not included in ``sampled``."""
     preemptions: int = 0
     cap: int | None = None
-    """What it might sample."""
+    """Most tokens that it might sample."""
     chosen: int = 0
-    """How many attempts had been begun when it was, itself included."""
+    """Its number in the order in which all attempts began, from 1."""
     trained_step: int | None = None
-    """The step that has trained on its sample."""
+    """The step that trained on its sample."""
 
 
 class AttemptRecord(NoAttempt):
-    """One attempt. What its engines did is noted in ``rollout`` by the model of its runner."""
+    """One attempt. The modelled runner records the work of its engines in ``rollout``."""
 
     def __init__(self, records: "AttemptRecords", rollout: SimulatedRollout) -> None:
-        # Not those of its base: nothing is kept that they would be needed for.
+        # The base class's attributes are not set: nothing here needs them.
         self.rollout = rollout
         self._records = records
         self._is_written = False
 
     def note_started(self) -> None:
-        """It has an engine."""
+        """Record that it has an engine."""
         self.rollout.started = self._records.now()
 
     def summary(self, *, until: int | None = None, **fields: Any) -> RolloutSummary:
-        """The attempt has ended."""
+        """End the attempt; returns its summary."""
         if not self._is_written:
             self._is_written = True
             fields["started"] = self.rollout.started
@@ -50,7 +50,7 @@ class AttemptRecord(NoAttempt):
 
 
 class AttemptRecords(Tracer):
-    """Those of one run, in the order in which they ended."""
+    """Attempts of one run, in the order in which they ended."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(TraceSettings(folder="", run_id=run_id, max_bytes=0), "run")
@@ -60,7 +60,7 @@ class AttemptRecords(Tracer):
         self._used: dict[RolloutKey, SimulatedRollout] = {}
 
     def now(self) -> int:
-        """Of the event loop, in nanoseconds. Not 0, which stands for none."""
+        """Time of the event loop in nanoseconds; never 0, which means no time."""
         return int(self._time() * SECOND_NS) or 1
 
     def attempt(
@@ -69,7 +69,7 @@ class AttemptRecords(Tracer):
         group: str,
         attempt: int,
         begun: int | None = None,
-        id: str = "",  # noqa: A002, ARG002 - as its base has it
+        id: str = "",  # noqa: A002, ARG002 - signature of the base class
     ) -> AttemptTrace:
         self._num_chosen += 1
         rollout = SimulatedRollout(
@@ -85,7 +85,7 @@ class AttemptRecords(Tracer):
         return AttemptRecord(self, rollout)
 
     def add(self, rollout: SimulatedRollout, end: int) -> None:
-        """One has ended."""
+        """Add an attempt that has ended."""
         rollout.d = end - rollout.t
         rollout.started = rollout.started or rollout.end  # closed before it had an engine
         self.rollouts.append(rollout)
@@ -93,7 +93,7 @@ class AttemptRecords(Tracer):
             self._used[RolloutKey(rollout.group, rollout.number)] = rollout
 
     def trained(self, group: str, numbers: tuple[int, ...], step: int) -> None:
-        """A step has trained on these rollouts of a group."""
+        """Record that a step trained on these rollouts of a group."""
         for number in numbers:
             if (rollout := self._used.pop(RolloutKey(group, number), None)) is not None:
                 rollout.trained_step = step

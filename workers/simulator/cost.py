@@ -1,58 +1,58 @@
-"""What an engine takes for its work, as a few numbers: given, or fitted from a log."""
+"""Cost of an engine's work in a few numbers, which are given or fitted to a log."""
 
 import math
 from dataclasses import dataclass
 
 from forebay.core.errors import InvalidInput
 
-HINT = "an engine of speed 1 takes 0.01 + 0.00012 s a sequence for a step"
+HINT = "by default a step takes 0.01 s, plus 0.00012 s per sequence, at speed 1"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCost:
-    """One engine. A step, in which each running sequence gets one token, takes ``step_s + n * step_s_per_sequence``."""
+    """Cost of one engine. A step gives each of ``n`` sequences a token in ``step_s + n * step_s_per_sequence``."""
 
     prefill_tokens_per_s: float = math.inf
-    """Prompt tokens that are not in its cache; nothing is sampled meanwhile."""
+    """Speed of reading prompt tokens that are not cached. The engine samples nothing while it reads."""
     step_s: float = 0.01
     step_s_per_sequence: float = 0.00012
     places: int = 32
-    """Sequences that run at once; others wait in the order in which they came."""
+    """Sequences that run at once. Others wait in order of arrival."""
     kv_tokens: int | None = None
-    """Tokens of all running sequences together. Where they become more, one is put back, and computed anew later."""
+    """Most tokens of all running sequences together. Beyond that, one is preempted and recomputed later."""
     speed: float = 1.0
-    """Everything it does is so many times as fast."""
+    """Factor on the speed of everything that it does."""
     tool_s: float = 0.0
-    """Seconds after each turn of a rollout in which its engine has nothing to do for it: tools, and the reward."""
+    """Seconds after each turn in which the engine has no work for the rollout: tools and the reward."""
     cached_share: float = 0.0
-    """Of a prompt that this engine has seen: of a sibling, or of the turn before."""
+    """Cached share of a prompt that this engine has seen, from a sibling or the previous turn."""
     shared_share: float = 0.0
-    """Of a prompt, what lies in memory once for all siblings that run beside each other."""
+    """Share of a prompt that siblings running concurrently keep in memory only once."""
     kv_reserve: float = 0.1
-    """Of the tokens that running sequences may still sample, what is kept free where another one is admitted."""
+    """Share of the tokens that sequences may still sample that is kept free when another sequence is admitted."""
 
     def __post_init__(self) -> None:
         for name in ("prefill_tokens_per_s", "speed", "places"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(
-                    f"{name} of an engine must be above 0, is {getattr(self, name)}", hint=HINT, field=name
+                    f"{name} of an engine must be above 0 (got {getattr(self, name)})", hint=HINT, field=name
                 )
         for name in ("step_s", "step_s_per_sequence", "tool_s", "cached_share", "shared_share", "kv_reserve"):
             if not getattr(self, name) >= 0:
                 raise InvalidInput(
-                    f"{name} of an engine must be at least 0, is {getattr(self, name)}", hint=HINT, field=name
+                    f"{name} of an engine must be at least 0 (got {getattr(self, name)})", hint=HINT, field=name
                 )
         if self.step_s + self.step_s_per_sequence <= 0:
-            raise InvalidInput("a step of an engine must take time", hint=HINT, field="step_s")
+            raise InvalidInput("step_s and step_s_per_sequence must not both be 0", hint=HINT, field="step_s")
         if self.kv_tokens is not None and self.kv_tokens < 2:
             raise InvalidInput(
-                f"kv_tokens of an engine must be at least 2, is {self.kv_tokens}", hint=HINT, field="kv_tokens"
+                f"kv_tokens of an engine must be at least 2 (got {self.kv_tokens})", hint=HINT, field="kv_tokens"
             )
 
     def tokens_per_s(self, num_running: int) -> float:
-        """That each of so many sequences gets."""
+        """Tokens per second of each of ``num_running`` sequences."""
         return self.speed / (self.step_s + num_running * self.step_s_per_sequence)
 
     def prefill_s(self, num_tokens: int) -> float:
-        """What so many prompt tokens take that are not in its cache."""
+        """Seconds for reading ``num_tokens`` prompt tokens that are not cached."""
         return num_tokens / self.prefill_tokens_per_s / self.speed

@@ -1,4 +1,4 @@
-"""One engine as a model: sequences share its steps, wait for places and memory, and are put back where that is full."""
+"""Model of one engine: sequences share its steps, wait for slots and memory, and are preempted if memory is full."""
 
 import asyncio
 import heapq
@@ -12,50 +12,50 @@ from forebay.workers.simulator.cost import EngineCost
 
 Outcome = Literal["done", "aborted", "lost"]
 ALMOST = 1e-6
-"""Of a token: clocks are not exact."""
+"""Tolerance in tokens, because clocks are inexact."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """What an engine did."""
+    """Work of an engine."""
 
     busy_s: float
-    """In which it sampled, or read prompts."""
+    """Seconds in which it sampled or read prompts."""
     sampled: float
     preemptions: int
 
 
 @dataclass(eq=False, slots=True)
 class ModelledCall:
-    """One call at an engine. ``ended`` is called once, with what became of it."""
+    """One call of an engine. ``ended`` is called once, with its outcome."""
 
     prompt: int
     wanted: int
-    """Tokens that it samples unless it is ended before."""
+    """Tokens that it samples unless it is aborted."""
     limit: int
-    """Tokens that it may sample, as far as its engine knows."""
+    """Most tokens that it may sample, as its engine sees it."""
     cached: int
     ended: Callable[[Outcome], None] | None
     group: str = ""
     shared: int = 0
-    """Of its prompt, what lies in memory once for all of its group; the same for each of them."""
+    """Prompt tokens that its group keeps in memory only once; equal for all calls of the group."""
     sampled: int = 0
     num_preemptions: int = 0
     since: float = 0.0
-    """The engine's count of steps at which it would have begun, had it not been put back."""
+    """Step count of the engine at which it would have begun without preemption."""
     is_running: bool = False
 
     @property
     def end(self) -> float:
-        """The engine's count of steps at which it has what it wants."""
+        """Step count of the engine at which it has all its tokens."""
         return self.since + self.wanted
 
 
 class EngineModel:
-    """Gives every running sequence one token a step; steps are counted, and last as long as ``cost`` says.
+    """Gives every running sequence one token a step. The length of a step follows from ``cost``.
 
-    Prompts are read before anything else goes on. Sequences wait in the order in which they came. Memory that is full
-    is made free by the sequence that has sampled least, which is computed anew once there is room.
+    Reading a prompt pauses all sampling. Sequences wait in order of arrival. When memory is full, the sequence that has
+    sampled least is preempted, and recomputed once there is room.
     """
 
     def __init__(self, cost: EngineCost, url: str) -> None:
@@ -65,37 +65,37 @@ class EngineModel:
         self._waiting: deque[ModelledCall] = deque()
         self._running: dict[ModelledCall, None] = {}
         self._ends: list[tuple[float, int, ModelledCall]] = []
-        """A heap; entries of sequences that were put back, or ended, are found when they come up."""
+        """A heap. Entries of preempted or ended sequences are discarded when they reach the top."""
         self._siblings: dict[str, int] = {}
-        """Running sequences of each group."""
+        """Number of running sequences of each group."""
         self._num_entered = 0
         self._steps = 0.0
         self._at_s = 0.0
-        """When ``_steps`` was right, which is later than now while prompts are read."""
+        """Time for which ``_steps`` is correct; in the future while prompts are read."""
         self._timer: asyncio.TimerHandle | None = None
         self._prompts = 0.0
-        """With ``n * steps`` added, the tokens in memory: of ``n`` running sequences."""
+        """Tokens in memory of the ``n`` running sequences, minus ``n * steps``."""
         self._limits = 0.0
-        """With ``n * steps`` taken off, the tokens that they may still sample."""
+        """Tokens that these may still sample, plus ``n * steps``."""
         self._seen: OrderedDict[str, None] = OrderedDict()
-        """Prompts in its cache, those that were used last at the end."""
+        """Prompts in its cache, the most recently used last."""
         self._busy_s = self._sampled = 0.0
         self._num_preemptions = 0
 
     @property
     def load(self) -> EngineLoad:
-        """What it would say of itself."""
+        """Load that the engine would report."""
         return EngineLoad(len(self._running), len(self._waiting))
 
     @property
     def use(self) -> EngineUse:
-        """What it did so far."""
+        """Its work so far."""
         return EngineUse(self._busy_s, self._sampled, self._num_preemptions)
 
-    # --- for those who call it
+    # --- calls
 
     def cached_of(self, key: str, prompt: int) -> int:
-        """How much of a prompt is in its cache; from now on it is there."""
+        """Cached tokens of a prompt. Adds the prompt to the cache."""
         is_seen = key in self._seen
         self._seen[key] = None
         self._seen.move_to_end(key)
@@ -104,19 +104,19 @@ class EngineModel:
         return int(prompt * min(1.0, self.cost.cached_share)) if is_seen else 0
 
     def shared_of(self, prompt: int) -> int:
-        """How much of a prompt its siblings need not have in memory again."""
+        """Prompt tokens that siblings share in memory."""
         return int(prompt * min(1.0, self.cost.shared_share))
 
     def submit(self, sequence: ModelledCall) -> None:
-        """A call comes in."""
-        if self.cost.kv_tokens is not None:  # it ends where its memory does, as if that were its limit
+        """Start or queue a call."""
+        if self.cost.kv_tokens is not None:  # the memory also limits its tokens
             room = max(1, self.cost.kv_tokens - sequence.prompt - 1)
             sequence.wanted, sequence.limit = min(sequence.wanted, room), min(sequence.limit, room)
         self._waiting.append(sequence)
         self._update()
 
     def abort(self, sequence: ModelledCall) -> None:
-        """End a call with what it has; nothing if it has ended."""
+        """End a call with the tokens it has. Does nothing if it has ended."""
         if sequence.ended is None:
             return
         self._advance()
@@ -124,7 +124,7 @@ class EngineModel:
         self._update()
 
     def fail(self) -> None:
-        """It is gone, with all that it had."""
+        """Fail: all calls are lost, and the cache is empty."""
         self._advance()
         for sequence in [*self._running, *self._waiting]:
             self._finish(sequence, "lost")
@@ -132,7 +132,7 @@ class EngineModel:
         self._update()
 
     def forget_prompts(self) -> None:
-        """Its cache is empty."""
+        """Empty the cache."""
         self._seen.clear()
 
     # --- its steps
@@ -145,7 +145,7 @@ class EngineModel:
         self._set_timer()
 
     def _advance(self) -> None:
-        """Count the steps up to now."""
+        """Advance the step count to the current time."""
         lasted = self._loop.time() - self._at_s
         if lasted <= 0:
             return
@@ -182,8 +182,8 @@ class EngineModel:
 
     def _start(self, sequence: ModelledCall) -> None:
         self._num_entered += 1
-        anew = sequence.prompt + sequence.sampled - (0 if sequence.num_preemptions else sequence.cached)
-        reading_s = self.cost.prefill_s(anew)
+        uncached = sequence.prompt + sequence.sampled - (0 if sequence.num_preemptions else sequence.cached)
+        reading_s = self.cost.prefill_s(uncached)
         self._at_s += reading_s
         self._busy_s += reading_s
         sequence.since, sequence.is_running = self._steps - sequence.sampled, True
@@ -203,13 +203,13 @@ class EngineModel:
         sequence.is_running = False
         sequence.sampled = min(sequence.wanted, int(self._steps - sequence.since + ALMOST))
         if not self._running:
-            self._prompts = self._limits = 0.0  # what is left are errors of rounding
+            self._prompts = self._limits = 0.0  # clears rounding errors
 
     def _own_prompt(self, sequence: ModelledCall) -> int:
-        """Of its prompt, what is in memory for no other one that runs."""
+        """Prompt tokens in memory that no other running sequence shares."""
         return sequence.prompt - (sequence.shared if sequence.group in self._siblings else 0)
 
-    # --- places and memory
+    # --- slots and memory
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.cost.places and self._has_memory(self._waiting[0]):
@@ -248,7 +248,7 @@ class EngineModel:
         due_s = self._at_s + max(0.0, steps) / self.cost.tokens_per_s(num)
         if self._timer is not None:
             if self._timer.when() <= due_s:
-                return  # it looks again, and finds nothing due
+                return  # it fires early, finds nothing due, and is set again
             self._timer.cancel()
         self._timer = self._loop.call_at(due_s, self._on_timer)
 

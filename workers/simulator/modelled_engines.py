@@ -1,4 +1,4 @@
-"""The engines of a simulated run: which of them answer, which one a rollout gets, and their calls by name."""
+"""Modelled engines of a simulated run: their failures, the choice of an engine, and calls by id."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from forebay.workers.simulator.engine_model import EngineModel, ModelledCall, Ou
 from forebay.workers.simulator.virtual_loop import SimulationStuck
 
 STUCK_S = 1e6
-"""How long no engine may have anything to do while rollouts are to be started."""
+"""Longest time in which all engines may be idle while rollouts wait to be started."""
 
 
 def engine_url(number: int) -> str:
@@ -22,7 +22,7 @@ def engine_url(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineFailure:
-    """An engine does not answer from ``at_s`` on, and does again from ``back_s`` on. What it sampled is lost."""
+    """An engine failure from ``at_s`` to ``back_s``. Its unfinished calls are lost."""
 
     engine: int
     at_s: float
@@ -30,7 +30,7 @@ class EngineFailure:
 
 
 class ModelledEngines:
-    """In place of an ``EnginePool``. ``on_waiting`` is told when all engines are gone, and when one is back."""
+    """Replaces an ``EnginePool``. ``on_waiting`` is called when all engines are gone, and when one is back."""
 
     def __init__(self, costs: Sequence[EngineCost], on_waiting: Callable[[bool], None]) -> None:
         self.models = [EngineModel(cost, engine_url(number)) for number, cost in enumerate(costs)]
@@ -47,14 +47,14 @@ class ModelledEngines:
         self._last_used_s = 0.0
 
     def schedule(self, failures: Iterable[EngineFailure]) -> None:
-        """These will happen."""
+        """Schedule failures."""
         loop = asyncio.get_running_loop()
         for failure in failures:
             loop.call_at(failure.at_s, self._fail, engine_url(failure.engine), max(0.0, failure.back_s - failure.at_s))
 
     def _fail(self, url: str, lasts_s: float) -> None:
         self._set_up(url, False)
-        # Not before: timers of the same moment go off in any order, and an engine must not be back before it is gone.
+        # Scheduled only now: timers of one moment fire in any order, and an engine must not return before it failed.
         asyncio.get_running_loop().call_later(lasts_s, self._set_up, url, True)
 
     def _set_up(self, url: str, is_up: bool) -> None:
@@ -70,40 +70,40 @@ class ModelledEngines:
 
     # --- of an `EnginePool`
 
-    def announce(self, weights: AnnouncedWeights | None) -> None:  # noqa: ARG002 - whatever they are
-        """What engines have in their caches is of other weights."""
+    def announce(self, weights: AnnouncedWeights | None) -> None:  # noqa: ARG002 - any new weights have this effect
+        """Empty the engines' caches, which belong to the old weights."""
         for model in self.models:
             model.forget_prompts()
 
     async def when_up(self) -> Sequence[str]:
-        """Raises ``SimulationStuck`` where nothing has run for very long, although an engine answers."""
+        """Wait for engines that answer. Raises ``SimulationStuck`` if they were idle for too long."""
         while not self._up:
             await self._is_any_up.wait()
             self._last_used_s = self._time()
         if self._calls:
             self._last_used_s = self._time()
         elif self._time() - self._last_used_s > STUCK_S:
-            raise SimulationStuck("rollouts wait, engines are free, and the policy starts nothing")
+            raise SimulationStuck("rollouts wait and engines are free, but the policy starts nothing")
         return self._up
 
     async def load_at(self, url: str) -> EngineLoad | None:
-        """What the engine there is busy with; None while it does not answer."""
+        """Load of the engine at this address; None while it does not answer."""
         return self._by_url[url].load if url in self._known else None
 
     async def take(self, preferred: str | None) -> EngineModel:
-        """The preferred engine if it answers, else the least loaded one."""
+        """Return the preferred engine if it answers, or else the least loaded one."""
         await self.when_up()
         if preferred in self._known:
             return self._by_url[preferred]
         return self._by_url[min(self._up, key=self._num_on.__getitem__)]
 
-    async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:  # noqa: ARG002 - each has a name of its own
-        """At once."""
+    async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:  # noqa: ARG002 - calls have unique ids
+        """Abort calls at once."""
         for _, rid in list(calls):
             self._abort(rid)
 
     async def stop(self, calls: Callable[[], Iterable[Call]], limit_s: float | None = None) -> None:  # noqa: ARG002
-        """At once, as well."""
+        """Abort calls at once, until none is left."""
         while left := list(calls()):
             for _, rid in left:
                 self._abort(rid)
@@ -112,12 +112,12 @@ class ModelledEngines:
     # --- for its rollouts
 
     def new_rid(self) -> str:
-        """The name of a call."""
+        """A new id for a call."""
         self._num_calls += 1
         return str(self._num_calls)
 
     async def call(self, model: EngineModel, rid: str, call: ModelledCall) -> Outcome:
-        """Have an engine do this; cancelled, it ends there as well."""
+        """Run a call on an engine. Cancelling it aborts it there."""
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         call.ended = done.set_result
         self._calls[rid] = model, call
@@ -140,4 +140,4 @@ class ModelledEngines:
 
 
 def _ignore(_: Outcome) -> None:
-    """Who waited for it is gone."""
+    """Discard the outcome of a cancelled call."""

@@ -1,4 +1,4 @@
-"""What runs the rollouts of a simulated run: each asks an engine for as many tokens as its answer has."""
+"""Runs the rollouts of a simulated run: each requests the tokens of its answer from a modelled engine."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -15,11 +15,11 @@ from forebay.workers.simulator.modelled_engines import ModelledEngines
 from forebay.workers.simulator.populations import AnswerLengths, Answers
 
 EXPIRED_S = 0.05
-"""A group that has no more left takes no other call, as in a real run."""
+"""A group with less time left sends no further call, as in a real run."""
 
 
 class _NoTrajectory:
-    """Modelled rollouts have no tokens to make samples of."""
+    """Stands for the trajectory: modelled rollouts have no tokens for samples."""
 
     counters: Mapping[str, int] = {}
 
@@ -28,7 +28,7 @@ class _NoTrajectory:
 
 
 class ModelledExecution:
-    """One attempt of a rollout, as far as a job counts it."""
+    """The counted parts of one attempt of a rollout."""
 
     trajectory: Any = _NoTrajectory()
 
@@ -37,7 +37,7 @@ class ModelledExecution:
 
 
 class ModelledRunner:
-    """In place of a ``RolloutRunner``."""
+    """Replaces a ``RolloutRunner``."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ModelledRunner:
         self._max_tokens, self._run_id = max_tokens, run_id
 
     async def when_ready(self) -> None:
-        """Of ``JobRunner``, as below."""
+        """Return at once. Implements ``JobRunner``, like ``samples``."""
 
     async def samples(
         self, group: OpenGroup, number: int, trace: RolloutTrace, rollout_slot: RolloutSlot
@@ -79,7 +79,7 @@ class ModelledRunner:
 
 
 class _ModelledRollout:
-    """One attempt."""
+    """One attempt of a rollout."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _ModelledRollout:
         self.record.engine = model.url
 
     async def sample(self, num: int, limit: int) -> None:
-        """All its turns. Raises ``GroupClosed``, ``RolloutBroken``."""
+        """Run all its turns. Raises ``GroupClosed``, ``RolloutBroken``."""
         turns = max(1, min(self._lengths.num_turns, num))
         for turn in range(turns):
             await self._turn(num * (turn + 1) // turns, limit)
@@ -120,7 +120,7 @@ class _ModelledRollout:
                 await asyncio.sleep(self._model.cost.tool_s)
 
     async def _turn(self, until: int, limit: int) -> None:
-        """One turn, as many calls as it takes, until it has sampled so many tokens in all."""
+        """Run one turn, in as many calls as needed, until the total is ``until`` tokens."""
         while self.record.sampled < until:
             if self._group.left_s() < EXPIRED_S:
                 raise GroupClosed(self._group.group_id)
@@ -130,10 +130,10 @@ class _ModelledRollout:
             if not self._group.hold.may_call:
                 await self._group.hold.wait_call()
             elif await self._call(most, limit) == "done" and self.record.sampled < most:
-                return  # its engine has no memory for more
+                return  # its engine has no memory for more tokens
 
     async def _call(self, most: int, limit: int) -> Outcome:
-        """Sample on, up to so many tokens in all."""
+        """Continue sampling up to a total of ``most`` tokens."""
         sampled = self.record.sampled
         prompt = self._lengths.prompt_tokens + sampled
         cached = self._model.cached_of(self._group.group_id, prompt)
@@ -145,7 +145,7 @@ class _ModelledRollout:
         try:
             with self._group.in_flight((self._model.url, rid)):
                 outcome = await self._engines.call(self._model, rid, call)
-        finally:  # cancelled as well
+        finally:  # also if cancelled
             self._note(call, outcome)
         if outcome == "lost":
             self._go_to(await self._engines.take(None))
@@ -164,15 +164,15 @@ class _ModelledRollout:
 
 
 class ModelledWriter:
-    """In place of an ``AsyncWriter``: who takes samples has them at once."""
+    """Replaces an ``AsyncWriter``: samples are delivered at once."""
 
     def __init__(self, take: Callable[[Sample], None], on_judged: Callable[[Sample], object]) -> None:
         self._take, self._on_judged = take, on_judged
         self._is_closed = asyncio.Event()
 
     async def write(self, sample: Sample) -> None:
-        """Of ``JobWriter``, as those below."""
-        self._on_judged(sample)  # first what becomes of its rollout: who trains on it wants to know
+        """Deliver a sample. Implements ``JobWriter``, like the methods below."""
+        self._on_judged(sample)  # first, so that the rollout's outcome is known when it is trained on
         self._take(sample)
 
     async def watch(self) -> None:

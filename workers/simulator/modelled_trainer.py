@@ -1,4 +1,4 @@
-"""The buffer and the trainer of a simulated run: groups are complete, are trained on, and other weights come."""
+"""Model of the buffer and the trainer: completes groups, trains on them, and announces new weights."""
 
 import asyncio
 from collections import deque
@@ -11,12 +11,12 @@ from forebay.core.weight_versions import AnnouncedWeights
 from forebay.generators.buffer_link.abc import ClosedGroups, GroupKey, ProgressReport, Step
 
 Trained = Callable[[str, tuple[int, ...], int], None]
-"""Told of each group that is trained on: its id, the numbers of its rollouts, the step."""
+"""Called for each group that is trained on, with its id, the numbers of its rollouts, and the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupClosing:
-    """The buffer closes a group at that time, if it has been begun by then, and is not complete."""
+    """The buffer closes a group at ``at_s`` if it has begun and is not complete."""
 
     instance_id: InstanceId
     epoch: int
@@ -25,15 +25,15 @@ class GroupClosing:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """What the trainer did once."""
+    """One training step."""
 
     number: int
     begun_s: float
-    """When it announced the weights before, or began."""
+    """When the trainer announced the previous weights, or began."""
     ready_s: float
-    """When it had its groups."""
+    """When it had all its groups."""
     ended_s: float
-    """When it announced other weights."""
+    """When it announced new weights."""
 
 
 class _BufferedGroup:
@@ -46,7 +46,7 @@ class _BufferedGroup:
 
 
 class ModelledTrainer:
-    """In place of a ``Link``. Without ``groups_per_step`` it trains on each group as soon as that is complete."""
+    """Replaces a ``Link``. Without ``groups_per_step`` it trains on each group as soon as the group is complete."""
 
     has_feed = True
     takes_failed = True
@@ -72,13 +72,13 @@ class ModelledTrainer:
         self._news = asyncio.Event()
 
     def schedule(self, closings: Iterable[GroupClosing]) -> None:
-        """These will happen."""
+        """Schedule closings of groups."""
         loop = asyncio.get_running_loop()
         for closing in closings:
             loop.call_at(closing.at_s, self._close, closing.instance_id, closing.epoch)
 
     def take(self, sample: Sample) -> None:
-        """A sample has come."""
+        """Accept a sample."""
         key = sample["group"]
         if key in self._closed_ids:
             return
@@ -107,14 +107,14 @@ class ModelledTrainer:
     # --- of a `Link`
 
     async def report(self, progress: ProgressReport) -> None:
-        """Groups open; the last report says that no sample comes any more."""
+        """Record opened groups. The last report means that no further sample follows."""
         self._opened_ids.update(group_id(*key) for key in progress.opened)
         if progress.is_last_slot_reported:
             self._has_all = True
             self._read.set()
 
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
-        """Waits for news, however long."""
+        """Wait without limit for closed groups or a new step."""
         await self._news.wait()
         self._news.clear()
         closed, self._closed = self._closed, []
@@ -130,7 +130,7 @@ class ModelledTrainer:
     # --- of a trainer
 
     async def train(self) -> None:
-        """Step after step, until the run is over, or has brought all it will."""
+        """Train step after step, until the run is over or has delivered all its groups."""
         while not self._is_over:
             wanted = self._groups_per_step or 1
             while len(self._complete) < wanted and not self._has_all:

@@ -1,4 +1,4 @@
-"""Rows as a picture: their time against what they waste, and against how far they bend what is trained on."""
+"""Plots result rows: step time against waste, and against bias of the trained answers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ PANELS = (
 
 
 def draw(rows: Sequence[ResultRow], path: Path) -> None:
-    """Write the picture; its ending says whether as PNG or SVG. No display is needed."""
+    """Write the plot as PNG or SVG, by the suffix of ``path``. Needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -32,7 +32,7 @@ def draw(rows: Sequence[ResultRow], path: Path) -> None:
         panel.grid(alpha=0.3)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize=8)
-    # Without a date the same rows make the same file.
+    # Without a date, equal rows give equal files.
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
     figure.savefig(path, dpi=150, metadata=metadata)
 
@@ -61,7 +61,7 @@ def _value(row: ResultRow, name: str) -> Mean | None:
 
 
 def label_of(row: ResultRow) -> str:
-    """What tells a row from the others, in one line."""
+    """Label of a row, in one line."""
     parts = [row.policy, row.label, f"{row.engines} engines", f"{row.num_process} at once"]
-    # A dollar sign would begin a formula.
+    # matplotlib reads a dollar sign as the start of a formula.
     return visible(", ".join(part for part in parts if part)).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""How long answers are: of one prompt, and of whole populations of prompts, three of which have names."""
+"""Lengths of answers to one prompt, and of whole populations of prompts, three of which have names."""
 
 import math
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from forebay.core.ids import InstanceId
 
-if TYPE_CHECKING:  # an extra, which whoever runs no simulation has not
+if TYPE_CHECKING:  # an extra, installed only for simulations
     from numpy.random import Generator
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLengths:
-    """Those of one prompt, in tokens: of a normal or log-normal distribution, of which a few are some times as long."""
+    """Lengths of one prompt's answers in tokens: normal or log-normal, with a few that are several times as long."""
 
     instance_id: InstanceId
     prompt_tokens: int
@@ -25,20 +25,20 @@ class AnswerLengths:
     cap: int = 1 << 30
     """``max_tokens``: longer answers are cut there."""
     recorded: tuple[int, ...] = ()
-    """Drawn from these instead, if there are any: by rollout, those of later epochs after those of earlier ones."""
+    """Recorded lengths, used instead if given: by rollout, later epochs after earlier ones."""
     num_turns: int = 1
     """Calls of one rollout, which share its tokens evenly."""
     half_right: float = 0.0
-    """An answer of so many tokens is right every other time, a longer one less often; 0: there are no rewards."""
+    """Length at which an answer is right with probability 1/2; longer ones less often. 0: no rewards."""
     rewards: tuple[float, ...] = ()
-    """Of the recorded answers."""
+    """Rewards of the recorded answers."""
     has_own_limits: bool = False
     """Whether the ``max_tokens`` of each call is the length of its answer."""
     log_deviation: float = 0.0
-    """Where it is given, the deviation of the logarithm of the lengths, whose median is ``mean`` then."""
+    """If not 0, the deviation of the logarithm of the lengths; ``mean`` is then their median."""
 
     def draw(self, random: "Generator", number: int) -> int:
-        """One answer's length, at least 1; the recorded one of that ``number``, if there is such a one."""
+        """Draw an answer's length, at least 1, or return the recorded one with this ``number``, if any."""
         if self.recorded:
             return max(1, min(self.recorded[self._place(random, number)], self.cap))
         if self.log_deviation:
@@ -50,7 +50,7 @@ class AnswerLengths:
         return max(1, min(round(length), self.cap))
 
     def draw_reward(self, random: "Generator", number: int, length: int) -> float | None:
-        """That of an answer of this length, drawn after it with the same ``random``; None where there are none."""
+        """Draw the reward of an answer of this length, after it and with the same ``random``; None without rewards."""
         if self.rewards:
             return self.rewards[number] if 0 <= number < len(self.rewards) else None
         if not self.half_right:
@@ -64,26 +64,26 @@ class AnswerLengths:
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Prompts whose mean lengths are log-normal, and whose answers scatter by a share of their mean."""
+    """Prompts with log-normal mean lengths, whose answers scatter by a share of their mean."""
 
     name: str
     cap: int
     median: float
     spread: float
-    """The deviation of the logarithm of the prompts' means."""
+    """Deviation of the logarithm of the prompts' means."""
     within: float
-    """The deviation of a prompt's answers, as a share of their mean."""
+    """Deviation of a prompt's answers, as a share of their mean."""
     within_spread: float = 0.0
-    """The deviation of that share among prompts; it is at least 3 %."""
+    """Deviation of ``within`` among prompts; each prompt's share is at least 3 %."""
     is_log_within: bool = False
-    """Whether a prompt's answers are log-normal: ``within`` is the deviation of their logarithm then."""
+    """Whether a prompt's answers are log-normal; ``within`` is then the deviation of their logarithm."""
     tail_share: float = 0.0
     tail_low: float = 1.0
     tail_high: float = 1.0
     prompt_tokens: int = 200
 
     def prompts(self, num: int, seed: int) -> list[AnswerLengths]:
-        """The same for the same seed."""
+        """Draw ``num`` prompts. Equal seeds give equal prompts."""
         from numpy.random import default_rng
 
         random = default_rng((num, seed))
@@ -108,7 +108,7 @@ class Population:
 
 POPULATIONS = {
     "short": Population("short", 1_024, 380, 0.4, 0.26),
-    # The one that P-DSR was measured on.
+    # The population that P-DSR was measured on.
     "probe": Population(
         "probe", 2_048, 500, 0.4, 0.30, 0.1, is_log_within=True, tail_share=0.01, tail_low=2.0, tail_high=6.0
     ),
@@ -118,28 +118,28 @@ POPULATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rollout would sample if nobody cut it off, and what it would be worth."""
+    """Tokens that a rollout would sample without a cap, and its reward."""
 
     tokens: int
     reward: float | None
     limit: int | None = None
-    """``max_tokens`` of its call; None: that of the run."""
+    """``max_tokens`` of its call; None for the run's."""
 
 
 class Answers:
-    """Those of a whole run. Each depends on the seed and on its rollout alone, so that policies meet the same ones."""
+    """Answers of a whole run. Each depends only on the seed and its rollout, so all policies get equal answers."""
 
     def __init__(self, seed: int, group_size: int) -> None:
         from numpy.random import PCG64, Generator
 
         self._seed, self._group_size = seed, group_size
-        # One for all, put into a place of its own for each answer: to make another one takes ten times as long.
+        # One generator, whose state is set for each answer: creating one takes ten times as long.
         self._bits = PCG64(seed)
         self._random = Generator(self._bits)
         self._state = self._bits.state
 
     def of(self, lengths: AnswerLengths, epoch: int, number: int, attempt: int) -> Answer:
-        """Of one attempt: what is run again is drawn again."""
+        """Answer of one attempt. A repeated rollout gets a new draw."""
         self._put((lengths.instance_id, epoch, number, attempt))
         place = epoch * self._group_size + number if attempt == 0 and number < self._group_size else -1
         tokens = lengths.draw(self._random, place)
@@ -148,6 +148,6 @@ class Answers:
 
     def _put(self, rollout: tuple[InstanceId, int, int, int]) -> None:
         digest = blake2b(repr((self._seed, rollout)).encode(), digest_size=32).digest()
-        place, increment = int.from_bytes(digest[:16]), int.from_bytes(digest[16:]) | 1  # PCG wants an odd one
+        place, increment = int.from_bytes(digest[:16]), int.from_bytes(digest[16:]) | 1  # PCG needs an odd increment
         self._state["state"] = {"state": place, "inc": increment}
         self._bits.state = self._state

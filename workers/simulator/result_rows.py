@@ -1,4 +1,4 @@
-"""What seeds come to: means with their 95 % intervals, and how much a variation differs from the first one."""
+"""Combines seeds: means with 95 % intervals, and the difference of each variation from the first one."""
 
 import json
 import math
@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Variation:
-    """One row: what is different from the run as it was."""
+    """Changes of one row relative to the original run."""
 
     policy: str
     engines: int | None
@@ -25,13 +25,13 @@ class Variation:
 
     @property
     def label(self) -> str:
-        """In words, for a table."""
+        """The settings as text, for a table."""
         return " ".join(f"{name}={json.dumps(value)}" for name, value in self.settings)
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Over seeds; ``margin`` to each side is its 95 % interval, 0 for a single seed."""
+    """Mean over seeds. ``margin`` is half the width of its 95 % interval, 0 for a single seed."""
 
     mean: float
     margin: float = 0.0
@@ -47,21 +47,21 @@ class ResultRow:
     num_process: int | str
     num_seeds: int
     measures: dict[str, Mean | None]
-    """By their names; None for what no run has."""
+    """Measures by name; None for one that no run has."""
     time_ratio: Mean
-    """Its mean step time as a share of the first row's with the same seed."""
+    """Mean step time as a share of the first row's, for equal seeds."""
     is_best: bool = False
-    """Whether no other row is better in time and not worse in waste and bias."""
+    """Whether no other row is better in time, waste or bias without being worse in another of them."""
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """The row as a JSON object."""
         return asdict(self)
 
 
 def result_rows(
     wanted: Sequence[Variation], scenarios: "Sequence[Scenario]", measured: Sequence[Sequence[RunMeasures]]
 ) -> list[ResultRow]:
-    """A row for each variation, given a scenario of it, and the measures of each of its seeds."""
+    """A row for each variation, from one of its scenarios and the measures of its seeds."""
     first = measured[0]
     rows = [
         ResultRow(
@@ -79,7 +79,7 @@ def result_rows(
 
 
 def mean_of(values: Sequence[float]) -> Mean:
-    """The mean of some seeds, by Student's distribution."""
+    """Mean over seeds, with an interval by Student's distribution."""
     import numpy
     from scipy.stats import t
 
@@ -104,7 +104,7 @@ def _beats(one: ResultRow, other: ResultRow) -> bool:
 
 
 def _costs(row: ResultRow) -> tuple[float, float, float]:
-    """Time, waste and bias: less of each is better. What is not clear from the seeds is no difference."""
+    """Time, waste and bias; less is better. Waste and bias are rounded, so that tiny differences do not count."""
     time, waste, above = (row.measures[name] for name in ("step_mean_s", "waste", "above_p90"))
     assert time is not None
     assert waste is not None

@@ -1,5 +1,4 @@
-"""What a simulated run was worth: how long steps took, what was wasted, and how far what was trained differs from what
-was offered."""
+"""Measures a simulated run: time of steps, waste, and how far trained answers differ from offered ones."""
 
 from dataclasses import dataclass, fields
 
@@ -9,47 +8,47 @@ from forebay.workers.simulator.populations import AnswerLengths
 from forebay.workers.simulator.scenario import SimulatedRun
 
 OVER = 1.5
-"""Times the 80th percentile of the offered lengths: from here on an answer is long for an ordinary prompt."""
+"""An answer to an ordinary prompt is long above this multiple of the 80th percentile of the offered lengths."""
 ORDINARY = 0.8
-"""Share of the prompts, by their mean length, that are ordinary."""
+"""Share of the prompts, by their median length, that are ordinary."""
 
 
 @dataclass(frozen=True)
 class RunMeasures:
-    """Of one run, or means over several. None where there is nothing to measure."""
+    """Measures of one run, or means over several. None if there is nothing to measure."""
 
     makespan_s: float
     step_mean_s: float
     step_p99_s: float
     trained_tokens_per_s: float
     waste: float
-    """Of all tokens that were sampled, the share that no step trained on."""
+    """Share of all sampled tokens that no step trained on."""
     staleness: float
-    """Weight versions between a rollout's start and the step that trained on it."""
+    """Mean number of weight versions between a rollout's start and the step that trained on it."""
     ks: float
-    """The largest distance between the distributions of trained and offered lengths."""
+    """Kolmogorov-Smirnov distance between the distributions of trained and offered lengths."""
     above_p90: float
-    """Of the trained answers, the share above the 90th percentile of those offered, which is 0.1 without a bias."""
+    """Share of the trained answers above the 90th percentile of those offered; 0.1 without bias."""
     tail_kept: float | None
-    """Of the long answers to ordinary prompts, how many were trained on for each that was offered."""
+    """Number of long answers to ordinary prompts that were trained on, per offered one."""
     reward_gap: float | None
-    """The mean reward of trained answers, less that of those offered."""
+    """Mean reward of trained answers minus that of offered ones."""
     never_trained: float
-    """Of the prompts that were begun, the share on which no step trained."""
+    """Share of the begun prompts that no step trained on."""
     idle: float
-    """Of the engines' time, that without a sequence."""
+    """Share of the engines' time without a sequence."""
     tail: float
-    """Of the time in which steps are sampled, the share in which only the last tenth of their rollouts is left."""
+    """Share of the sampling time of steps in which only the last tenth of their rollouts was left."""
     preemptions: float
     broken: float
-    """Attempts that came to their cap, as a share of all rollouts."""
+    """Attempts that reached their cap, as a share of all rollouts."""
 
 
 MEASURES = tuple(field.name for field in fields(RunMeasures))
 
 
 def measure(run: SimulatedRun) -> RunMeasures:
-    """Of a run that is over."""
+    """Measure a run that is over."""
     import numpy
 
     trained = [each for each in run.rollouts if each.trained_step is not None]
@@ -86,7 +85,7 @@ _Offered = list[tuple[AnswerLengths, int, float | None]]
 
 
 def _offered(run: SimulatedRun, begun: set[tuple[InstanceId, int]]) -> _Offered:
-    """Prompt, length and reward of what each slot would have got, had nobody chosen."""
+    """Prompt, length and reward of the answer that each slot would have without any selection."""
     scenario = run.scenario
     found = []
     for prompt in scenario.prompts:

@@ -1,4 +1,4 @@
-"""A run that is to be simulated, and what came of it."""
+"""Scenario of a simulated run, and its result."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ CHARS_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a run would be started with, on engines and prompts that are models."""
+    """Settings of a simulated run, with modelled engines and prompts."""
 
     prompts: Sequence[AnswerLengths]
     group_size: int = 8
@@ -48,52 +48,52 @@ class Scenario:
     scheduler: Scheduler = field(default_factory=Scheduler)
     oversampling: "Oversampling | None" = None
     max_tokens: int = 1 << 20
-    """Of one answer."""
+    """Most tokens of one answer."""
     train_s: float = 0.0
-    """From the last sample of a step to the weights of the next one."""
+    """Seconds from the last sample of a step to the next weights."""
     num_steps: int | None = None
-    """After so many the run is stopped; None: at the end of its input."""
+    """Steps after which the run is stopped; None: at the end of its input."""
     num_epochs: int = 1
     seed: int = 0
     failures: Sequence[EngineFailure] = ()
     closings: Sequence[GroupClosing] = ()
     history: Sequence[PastRollout] = ()
     groups_per_read: int | None = None
-    """Complete groups that the trainer takes for a step; None: those that a step has by ``oversampling``."""
+    """Complete groups that the trainer takes for a step; None: ``groups_per_step`` of ``oversampling``."""
     group_timeout_s: float = NEVER_S
     group_deadline_s: float = NEVER_S
 
     def __post_init__(self) -> None:
         if not self.prompts:
-            raise InvalidInput("a simulation needs prompts", field="prompts")
+            raise InvalidInput("a simulation needs at least one prompt", field="prompts")
         if not self.engines:
-            raise InvalidInput("a simulation needs engines", field="engines")
+            raise InvalidInput("a simulation needs at least one engine", field="engines")
         if self.num_steps is not None and self.step_groups is None:
-            hint = "name them: groups_per_step of oversampling, or groups_per_read"
+            hint = "set groups_per_step of oversampling, or groups_per_read"
             raise InvalidInput("num_steps needs the groups of a step", hint=hint, field="num_steps")
 
     @property
     def step_groups(self) -> int | None:
-        """Groups that are trained on at once."""
+        """Groups of one training step."""
         held = self.oversampling.groups_per_step if self.oversampling is not None else None
         return self.groups_per_read or held
 
     @property
     def answers(self) -> Answers:
-        """What its rollouts sample."""
+        """Answers of its rollouts."""
         return Answers(self.seed, self.group_size)
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What came of a scenario."""
+    """Result of a scenario."""
 
     scenario: Scenario
     rollouts: list[SimulatedRollout]
     makespan_s: float
     steps: list[SimulatedStep]
     counts: Mapping[str, int]
-    """As the job has counted them."""
+    """The job's counts."""
     engines: list[EngineUse] = field(default_factory=list)
 
 
@@ -156,17 +156,17 @@ def _plan_of(scenario: Scenario) -> Plan:
 
 
 class _ModelledRows:
-    """In place of a ``RowFile``."""
+    """Replaces a ``RowFile``."""
 
     def __init__(self, prompts: Sequence[AnswerLengths]) -> None:
         self._prompts = prompts
 
     @property
     def num_rows(self) -> int:
-        """Of ``JobRows``, as the other."""
+        """Number of rows. Implements ``JobRows``, like ``rows``."""
         return len(self._prompts)
 
-    def rows(self, epoch: int = 0) -> Iterator[TaskRow]:  # noqa: ARG002 - each is like the one before
+    def rows(self, epoch: int = 0) -> Iterator[TaskRow]:  # noqa: ARG002 - all epochs have equal rows
         for number, prompt in enumerate(self._prompts):
             content = "x" * (prompt.prompt_tokens * CHARS_PER_TOKEN)
             yield TaskRow(number, prompt.instance_id, [{"role": "user", "content": content}], {})

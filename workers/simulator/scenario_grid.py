@@ -1,4 +1,4 @@
-"""The scenarios that a simulation compares: each policy with each setting, on the same answers, over several seeds."""
+"""Scenarios that a simulation compares: each policy with each setting, on equal answers, over several seeds."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +17,10 @@ from forebay.workers.simulator.scenario import Scenario, simulate
 from forebay.workers.simulator.simulation_settings import OF_ENGINES, OF_SCENARIO, merged
 
 MakeScenario = Callable[[int], Scenario]
-"""The scenario of one seed, before anything is set."""
+"""Makes the scenario of a seed, before settings are applied."""
 
 EARLIER_SEED = 7_919
-"""Of the epoch before, which a policy may know: its answers are others."""
+"""Offset of the seed of the earlier epoch that a policy may know, so that its answers differ."""
 
 
 def variations(
@@ -29,7 +29,7 @@ def variations(
     num_process: Sequence[int | str | None],
     settings: Mapping[str, Sequence[Any]],
 ) -> Iterator[Variation]:
-    """Every combination. Raises ``InvalidInput`` for a policy that is not installed."""
+    """Every combination of the values. Raises ``InvalidInput`` for a policy that is not installed."""
     for policy in policies:
         check_policy(policy)
     names = list(settings)
@@ -40,7 +40,7 @@ def variations(
 
 
 def varied(scenario: Scenario, variation: Variation) -> Scenario:
-    """The scenario of a variation. Raises ``InvalidInput`` with the field that is wrong."""
+    """Apply a variation to a scenario. Raises ``InvalidInput`` with the wrong field."""
     settings = dict(variation.settings)
     own = scenario.scheduler.model_dump(exclude_unset=True)
     stated = merged("scheduler", settings, {**own, **(settings.get("scheduler") or {})}) | {"policy": variation.policy}
@@ -75,7 +75,7 @@ def _engines(given: Sequence[EngineCost], variation: Variation, settings: Mappin
 
 
 def earlier_epoch(scenario: Scenario) -> list[PastRollout]:
-    """What policies know of the prompts: another epoch of them, whose answers are drawn from the same lengths."""
+    """History for policies: another epoch of the prompts, with answers drawn from the same distributions."""
     answers = Answers(scenario.seed + EARLIER_SEED, scenario.group_size)
     step_s = scenario.engines[0].step_s
     found = []
@@ -90,7 +90,7 @@ def earlier_epoch(scenario: Scenario) -> list[PastRollout]:
 def compare(
     make: MakeScenario, wanted: Sequence[Variation], num_seeds: int, on_run: Callable[[], object]
 ) -> list[ResultRow]:
-    """A row for each variation; ``on_run`` is told after each run. All seeds are those of all variations."""
+    """A row for each variation. ``on_run`` is called after each run. All variations use the same seeds."""
     measured: list[list[RunMeasures]] = [[] for _ in wanted]
     for seed in range(num_seeds):
         scenario = make(seed)

@@ -1,4 +1,4 @@
-"""What a simulation is about: a recorded run, or a population of answers; both make a scenario for each seed."""
+"""Source of a simulation: a recorded run or a population of answers. Both make a scenario for each seed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,28 +29,28 @@ from forebay.workers.simulator.scenario import Scenario
 NUM_ENGINES = 8
 GROUP_SIZE = 8
 PLACES = {"long": 16}
-"""Of one engine; 32 for the others."""
+"""Slots of one engine by population; 32 for others."""
 TIMES_WHAT_FITS = 4
 
 
 @dataclass(frozen=True)
 class SimulatedFacts:
-    """What is said of the source before any row."""
+    """Facts about the source, shown before the rows."""
 
     title: str
     answers: AnswerFacts
     run: RunFacts | None = None
-    """Of a recorded one, as the next two."""
+    """Only for a recorded run, like the next two."""
     fit: EngineFit | None = None
     self_check: SelfCheck | None = None
     notes: Sequence[str] = field(default_factory=list)
 
 
 class SimulatedSource(Protocol):
-    """What scenarios are made of."""
+    """Makes scenarios."""
 
     policy: str
-    """That is simulated where none is named."""
+    """Policy that is simulated if none is given."""
 
     def scenario(self, seed: int) -> Scenario: ...
 
@@ -60,10 +60,10 @@ class SimulatedSource(Protocol):
 
 
 class _Checked:
-    """Asks the policy whether it can work with a scenario, before the first one runs."""
+    """Checks, before the first run, that the policy can work with a scenario."""
 
     def check(self, scenario: Scenario) -> None:
-        """Raise ``InvalidInput`` if it cannot."""
+        """Raise ``InvalidInput`` if the policy cannot work with ``scenario``."""
         held = scenario.oversampling.groups_per_step if scenario.oversampling is not None else None
         settings = scenario.scheduler
         window = settings.window or held or WINDOW
@@ -73,7 +73,7 @@ class _Checked:
 
 
 class PopulationSource(_Checked):
-    """Answers that are drawn: for each seed others."""
+    """A population, whose answers are drawn anew for each seed."""
 
     policy = "pull"
 
@@ -82,7 +82,7 @@ class PopulationSource(_Checked):
         self._cost = EngineCost(places=PLACES.get(population.name, 32), kv_tokens=kv_tokens)
 
     def scenario(self, seed: int) -> Scenario:
-        """Four times what fits on eight equal engines."""
+        """Four times the rollouts that fit on eight equal engines."""
         fits = NUM_ENGINES * self._cost.places
         return Scenario(
             prompts=self._population.prompts(TIMES_WHAT_FITS * fits // GROUP_SIZE, seed),
@@ -94,7 +94,7 @@ class PopulationSource(_Checked):
         )
 
     def facts(self) -> SimulatedFacts:
-        """Of the first seed."""
+        """Facts about the first seed."""
         scenario = self.scenario(0)
         slots = range(GROUP_SIZE)
         groups = [[scenario.answers.of(each, 0, slot, 0).tokens for slot in slots] for each in scenario.prompts]
@@ -102,7 +102,7 @@ class PopulationSource(_Checked):
 
 
 class RecordedSource(_Checked):
-    """A log: its answers, in other slots and another order for each seed but the first."""
+    """A log. Each seed except 0 reorders its prompts and the answers of each group."""
 
     def __init__(self, log: RolloutLog, kv_tokens: int | None) -> None:
         self._log = log
@@ -114,7 +114,7 @@ class RecordedSource(_Checked):
         return recorded_scenario(self._log, self._fit)
 
     def scenario(self, seed: int) -> Scenario:
-        """The recorded one for 0."""
+        """The recorded scenario for seed 0, a reordered one for others."""
         if seed == 0:
             return self._recorded
         from numpy.random import default_rng
@@ -123,20 +123,20 @@ class RecordedSource(_Checked):
         return replace(self._recorded, prompts=prompts, num_epochs=num_epochs, seed=seed)
 
     def facts(self) -> SimulatedFacts:
-        """Of the log, its engines, and how well they reproduce it."""
+        """Facts about the log, its engines, and how well they reproduce it."""
         log, fit = self._log, self._fit
         answers = answer_facts([[each.sampled for each in group] for group in log.groups()])
         return SimulatedFacts(log.title, answers, run_facts(log), fit, self_check(log, fit), log.notes)
 
 
 def population_source(name: str, kv_tokens: int | None = None) -> PopulationSource:
-    """The population of that name. Raises ``InvalidInput``."""
+    """Source for the population with this name. Raises ``InvalidInput``."""
     if name not in POPULATIONS:
         hint = f"the known ones are {', '.join(sorted(POPULATIONS))}"
-        raise InvalidInput(f"there is no population {name!r:.100}", hint=hint, field="population")
+        raise InvalidInput(f"unknown population {name!r:.100}", hint=hint, field="population")
     return PopulationSource(POPULATIONS[name], kv_tokens)
 
 
 def recorded_source(path: Path, title: str, kv_tokens: int | None = None) -> RecordedSource:
-    """The log in a folder or file. Raises ``InvalidInput``."""
+    """Source for the log in a folder or file. Raises ``InvalidInput``."""
     return RecordedSource(read_log(path, title), kv_tokens)

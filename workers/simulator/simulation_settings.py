@@ -1,4 +1,4 @@
-"""What ``--set NAME=JSON`` of a simulation may say: the names, and which values they take."""
+"""Names and values of ``--set NAME=JSON`` of a simulation."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from forebay.workers.simulator.cost import EngineCost
 
 @dataclass(frozen=True)
 class _Number:
-    """A setting that is a number; null only where that says something."""
+    """Limits of a numeric setting. ``takes_null``: null is accepted."""
 
     least: float
     most: float = math.inf
@@ -61,23 +61,23 @@ KNOWN = sorted({*OBJECTS, "history", *OF_SCENARIO, *OF_ENGINES})
 
 
 def read_settings(given: Sequence[str]) -> dict[str, list[Any]]:
-    """``NAME=JSON`` by name, each with all its values. Raises ``InvalidInput``."""
+    """Parse ``NAME=JSON`` arguments into lists of values by name. Raises ``InvalidInput``."""
     found: dict[str, list[Any]] = {}
     for each in given:
         name, is_set, text = each.partition("=")
         if not is_set or not _is_known(name):
-            hint = f"the names are {', '.join(KNOWN)}; a field of an object is as in scheduler.top"
-            raise InvalidInput(f"--set takes NAME=JSON, got {each!r:.200}", hint=hint, field=name if is_set else "set")
+            hint = f"the names are {', '.join(KNOWN)}; write a field of an object as in scheduler.top"
+            raise InvalidInput(f"--set takes NAME=JSON (got {each!r:.200})", hint=hint, field=name if is_set else "set")
         found.setdefault(name, []).append(_checked(name, _parsed(name, text)))
     for name in found:
         outer, is_inside, _ = name.partition(".")
         if is_inside and outer in found:
-            raise InvalidInput(f"--set gives {outer}, and {name} in it", hint="put it into the object", field=name)
+            raise InvalidInput(f"--set gives both {outer} and {name}", hint=f"put the field into {outer}", field=name)
     return found
 
 
 def merged(name: str, settings: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """The object ``name`` as it is set; single fields of it are set in what it was ``before``."""
+    """The object ``before``, updated with the settings of its single fields."""
     inside = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith(f"{name}.")}
     return {**before, **inside}
 
@@ -94,20 +94,20 @@ def _parsed(name: str, text: str) -> Any:
         hint = "as in --set oversampling='{\"groups_per_step\": 64}'"
         if "." in name and text.replace("-", "").isalpha():
             return text  # as in scheduler.cap=own
-        raise InvalidInput(f"--set {name}: {error}, got {text!r:.200}", hint=hint, field=name) from None
+        raise InvalidInput(f"--set {name}: {error} (got {text!r:.200})", hint=hint, field=name) from None
 
 
 def _checked(name: str, value: Any) -> Any:
     if name in OBJECTS:
         return _object(name, value)
     if name == "history" and not isinstance(value, bool):
-        raise InvalidInput(f"history must be true or false, got {value!r:.100}", hint=_hint(name), field=name)
+        raise InvalidInput(f"history must be true or false (got {value!r:.100})", hint=_hint(name), field=name)
     if name in OF_SCENARIO:
         _check_number(name, value, OF_SCENARIO[name])
     if name in OF_ENGINES:
         values = value if isinstance(value, list) else [value]
         if not values:
-            raise InvalidInput(f"{name} names no engine", hint="a number, or one for each engine", field=name)
+            raise InvalidInput(f"{name} is an empty list", hint="use a number, or one for each engine", field=name)
         for one in values:
             _check_number(name, one, OF_ENGINES[name])
     return value
@@ -115,10 +115,10 @@ def _checked(name: str, value: Any) -> Any:
 
 def _object(name: str, value: Any) -> Any:
     if value is not None and not isinstance(value, dict):
-        raise InvalidInput(f"{name} must be an object, or null, got {value!r:.100}", hint=_hint(name), field=name)
+        raise InvalidInput(f"{name} must be an object or null (got {value!r:.100})", hint=_hint(name), field=name)
     if value is not None and name == "scheduler" and "policy" in value:
-        message = "policies are named by --policy, not by --set scheduler"
-        raise InvalidInput(message, hint=f"--policy {value['policy']}"[:100], field=name)
+        message = "set the policy by --policy, not by --set scheduler"
+        raise InvalidInput(message, hint=f"use --policy {value['policy']}"[:100], field=name)
     return value
 
 
@@ -128,10 +128,10 @@ def _check_number(name: str, value: Any, wanted: _Number) -> None:
     kind = "a whole number" if wanted.is_whole else "a number"
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or (wanted.is_whole and not isinstance(value, int)):
-        raise InvalidInput(f"{name} must be {kind}, got {value!r:.100}", hint=_hint(name), field=name)
+        raise InvalidInput(f"{name} must be {kind} (got {value!r:.100})", hint=_hint(name), field=name)
     if not wanted.least <= value <= wanted.most:
         most = f" and at most {wanted.most:g}" if math.isfinite(wanted.most) else ""
-        message = f"{name} must be at least {wanted.least:g}{most}, got {value!r:.100}"
+        message = f"{name} must be at least {wanted.least:g}{most} (got {value!r:.100})"
         raise InvalidInput(message, hint=_hint(name), field=name)
 
 

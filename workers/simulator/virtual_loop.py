@@ -1,4 +1,4 @@
-"""An event loop whose time is not the machine's: where it would wait, its clock goes on at once."""
+"""An event loop in virtual time: instead of waiting, it advances its clock at once."""
 
 import asyncio
 import math
@@ -11,38 +11,38 @@ SelectorEvents = list[tuple[selectors.SelectorKey, int]]
 
 
 class SimulationStuck(RuntimeError):
-    """Nothing will ever happen any more, and the run is not over."""
+    """The run is not over, but no event can occur any more."""
 
 
 class VirtualSelector(selectors.DefaultSelector):
-    """Moves its clock instead of waiting; no file is ever looked at."""
+    """Advances its clock instead of waiting. Never polls a file."""
 
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> SelectorEvents:
-        """Of ``selectors.BaseSelector``."""
+        """Advance the clock. Implements ``selectors.BaseSelector``."""
         if timeout is None:
-            raise SimulationStuck("everything waits, and nothing is going to happen")
+            raise SimulationStuck("everything waits, and no event is scheduled")
         if timeout > 0:
-            # A pause below what the clock can tell at such a time must not make the loop ask for ever.
+            # A pause below the clock's resolution at this time must not make the loop poll forever.
             self.now_s = max(self.now_s + timeout, math.nextafter(self.now_s, math.inf))
         return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Begins at 0 s."""
+    """An event loop whose virtual time begins at 0 s."""
 
     def __init__(self) -> None:
         self._virtual = VirtualSelector()
         super().__init__(self._virtual)
 
     def time(self) -> float:
-        """Of ``asyncio.AbstractEventLoop``: virtual seconds."""
+        """Virtual seconds. Implements ``asyncio.AbstractEventLoop``."""
         return self._virtual.now_s
 
 
 class LoopClock:
-    """A ``Clock`` that tells the time of the running event loop."""
+    """A ``Clock`` with the time of the running event loop."""
 
     def __init__(self) -> None:
         self._time = asyncio.get_running_loop().time
@@ -55,6 +55,6 @@ class LoopClock:
 
 
 def run_virtual(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of ``main``, in virtual time. Raises ``SimulationStuck``; not for use within an event loop."""
+    """Run ``main`` in virtual time and return its result. Raises ``SimulationStuck``. Not for use in an event loop."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

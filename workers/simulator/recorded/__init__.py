@@ -1,6 +1,6 @@
-"""From a log to a run that can be simulated: a trace of ours, or verl's profile log.
+"""Turns a log, a trace of Forebay or verl's profile log, into a run that can be simulated.
 
-``read_logs.py`` makes a ``rollout_log.py`` of either. ``log_facts.py`` says what it is like: how much answers to one
-prompt differ, and what a probe would have told. ``engine_fit.py`` makes models of its engines, out of their
-``engine_traffic.py``; ``recorded_scenario.py`` runs the log again on them, and says how well that is what was recorded.
+``read_logs.py`` reads either into a ``rollout_log.py``. ``log_facts.py`` describes it: how much answers to one prompt
+differ, and how well a probe would have predicted them. ``engine_fit.py`` fits models of its engines to their
+``engine_traffic.py``. ``recorded_scenario.py`` simulates the log on these models, and compares times with the log's.
 """

@@ -1,4 +1,4 @@
-"""Models of engines, fitted to what a log tells of their calls: what a step takes, what a prompt does, how many fit."""
+"""Fits engine models to the calls in a log: the time of a step and of a prompt, and the number of calls that fit."""
 
 import math
 from collections import defaultdict
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NOTHING_WAITED = 1 << 16
-"""Places of an engine at whose door nobody was seen to wait."""
+"""Slots of an engine at which no call was seen to wait."""
 _FEW_ROUNDS = 8
 _SEEN_WAITING = 0.01
-"""Share of the engines' time: less of it in queues is the time of the way there."""
+"""Smallest share of the calls' time in queues that counts as waiting; less is transport time."""
 _CLEARLY = 0.05
-"""By how much less squares a better model leaves."""
+"""Share by which a better model must reduce the sum of squares."""
 _LEAST_S = 1e-6
 _RESERVES = tuple(tenths / 10 for tenths in range(11))
-"""Shares of what calls may still sample that an engine may keep free."""
+"""Candidates for the share of the tokens still to be sampled that an engine keeps free."""
 
 
 @dataclass(frozen=True)
 class EngineFit:
-    """What was fitted, and how."""
+    """Result and quality of a fit."""
 
     costs: Mapping[str, EngineCost]
-    """By engine, as the log calls them."""
+    """Cost by the engine's name in the log."""
     error: float
-    """Of the time of a call, as a share: half of the calls are off by no more."""
+    """Median error of a call's time, as a share of it."""
     num_calls: int
     waiting_share: float
-    """Of the time of all calls, that in engines' queues."""
+    """Share of the time of all calls that was spent in engines' queues."""
     most_at_once: int
-    """Calls of one engine that were seen to run at once."""
+    """Most calls of one engine that ran at once."""
     is_limited_by: str
-    """What calls waited for: ``places``, ``kv``, or nothing."""
+    """What calls waited for: ``places``, ``kv``, or "" for nothing."""
 
 
 def fit_engines(log: RolloutLog, kv_tokens: int | None = None) -> EngineFit:
-    """The engines of ``log``. ``kv_tokens`` is the cache of one, where that is known better than it can be seen."""
+    """Fit the engines of ``log``. ``kv_tokens``: the cache size of one engine, if known."""
     calls = [call for call in log.calls if call.sampled and call.duration_s > 0]
     traffic = {name: EngineTraffic(own) for name, own in _by_engine(calls).items()}
     common, speeds, error = _times(traffic)
@@ -76,11 +76,11 @@ def _by_engine(calls: Iterable[LoggedCall]) -> dict[str, list[LoggedCall]]:
     return dict(sorted(found.items()))
 
 
-# --- what calls take
+# --- times of calls
 
 
 def _times(traffic: Mapping[str, EngineTraffic]) -> tuple[EngineCost, dict[str, float], float]:
-    """The cost that all have in common, each one's speed, and the error of a call. ``tool_s`` is that of the way."""
+    """Common cost, each engine's speed, and the error of a call. ``tool_s`` is the transport time of a call."""
     rows = {name: each.rows() for name, each in traffic.items()}
     for _ in range(_FEW_ROUNDS):
         without = _solved({name: TimedCalls(each.seconds, each.factors[:, :3]) for name, each in rows.items()})
@@ -89,7 +89,7 @@ def _times(traffic: Mapping[str, EngineTraffic]) -> tuple[EngineCost, dict[str, 
             break
         rows = {name: each.rows(float(step[0]), float(step[1])) for name, each in traffic.items()}
     solved = _solved(rows)
-    if solved.misfit > without.misfit * (1 - _CLEARLY):  # a few tokens of a prompt are no different from a pause
+    if solved.misfit > without.misfit * (1 - _CLEARLY):  # the cost of short prompts cannot be told from a pause
         solved = without
     step_s, per_sequence_s, pause_s, *rest = (float(each) for each in solved.factors)
     per_prompt_token_s = rest[0] if rest else 0.0
@@ -112,7 +112,7 @@ class _Solved:
 
 
 def _solved(rows: Mapping[str, TimedCalls]) -> _Solved:
-    """What each factor takes, and the speed of each engine: by turns, until both agree."""
+    """Solve for the time of each factor and the speed of each engine, alternately in a few rounds."""
     import numpy
     from scipy.optimize import nnls
 
@@ -130,7 +130,7 @@ def _solved(rows: Mapping[str, TimedCalls]) -> _Solved:
 
 
 def _measured_prefill_rate(traffic: Mapping[str, EngineTraffic], speeds: Mapping[str, float]) -> float | None:
-    """Prompt tokens a second, where engines tell when they read prompts."""
+    """Prompt tokens per second, if engines report when they read prompts."""
     tokens = sum(each.uncached for each in traffic.values())
     seconds = sum(each.prefill_s * speeds[name] for name, each in traffic.items())
     return tokens / seconds if seconds > 0 and tokens > 0 else None
@@ -140,7 +140,7 @@ def _ratio(predicted: float, measured: float) -> float:
     return max(_LEAST_S, float(predicted) / max(_LEAST_S, float(measured)))
 
 
-# --- what fits
+# --- limits
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ class _Limits:
 
 
 def _limits(traffic: Iterable[EngineTraffic], shared_share: float, max_tokens: int) -> _Limits:
-    """Places and tokens of an engine at which calls had to wait; only what held them up is a limit.
+    """Limit of an engine's slots or cache at which calls had to wait; only the one that caused the waiting is set.
 
-    Where it is the places, as many run whenever one that waited is let in; where it is the cache, as many tokens lie
-    in it, or are kept free: of what running calls may still sample, the share for which these are most alike.
+    If slots are the limit, the same number of calls runs whenever a waiting call is admitted. If the cache is, the same
+    number of tokens is in it or kept free. The share kept free is the one for which these numbers vary least.
     """
     import numpy
 
@@ -175,11 +175,11 @@ def _spread(values: Sequence[float]) -> float:
     return float(numpy.std(values) / max(_LEAST_S, float(numpy.mean(values))))
 
 
-# --- what lies beside the engines
+# --- time outside engines
 
 
 def _seconds_beside(rollouts: Iterable[RolloutSummary]) -> float:
-    """Of each turn, in which no engine had anything to do for its rollout: tools, rewards, the way there and back."""
+    """Seconds per turn without work for an engine: tools, rewards and transport."""
     seconds, turns = 0.0, 0
     for each in rollouts:
         if is_whole(each):
@@ -190,7 +190,7 @@ def _seconds_beside(rollouts: Iterable[RolloutSummary]) -> float:
 
 
 def _cached_share(calls: Iterable[LoggedCall]) -> float:
-    """Of prompts that their engine has seen: of a sibling, or of the turn before."""
+    """Cached share of prompts that their engine had seen, from a sibling or the previous turn."""
     seen: set[tuple[str, object]] = set()
     cached = prompt = 0
     for call in calls:
@@ -202,9 +202,9 @@ def _cached_share(calls: Iterable[LoggedCall]) -> float:
 
 
 def _shared_share(calls: Iterable[LoggedCall]) -> float:
-    """Of a group's prompt, what its engine keeps once: the most that was in the cache for one of them.
+    """Share of a group's prompt that its engine keeps only once: the most that was cached for any of its calls.
 
-    Those that come together find less in it, but it is theirs together once they have been read.
+    Calls that arrive together find less in the cache, but share it once their prompts have been read.
     """
     found: dict[object, list[LoggedCall]] = defaultdict(list)
     for call in calls:

@@ -1,4 +1,4 @@
-"""The calls of one engine over time: how many ran at once, how much lay in its cache, what each call took for what."""
+"""Calls of one engine over time: how many ran at once, the fill of its cache, and the factors of each call's time."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 MOST_MOMENTS = 2_000
 LONG_S = 0.01
-"""In a queue: less is not waiting for another call."""
+"""Shortest time in a queue that counts as waiting for another call."""
 LATER_STEPS = 4
-"""After a call was let in: by then whoever made room for it is gone, however inexact the clocks are."""
+"""Steps after a call's admission at which the engine is examined: the call that made room has surely ended then."""
 
 
 @dataclass(frozen=True)
 class TimedCalls:
-    """What the calls of an engine took, and what for: steps, steps times those that ran beside, the way, the prompt."""
+    """Times of an engine's calls, and their factors: steps, steps times concurrent calls, transport, prompt tokens."""
 
     seconds: "NDArray[float64]"
     factors: "NDArray[float64]"
@@ -29,17 +29,17 @@ class TimedCalls:
 
 @dataclass(frozen=True)
 class Residents:
-    """The calls that ran at one moment."""
+    """Calls that ran at one moment."""
 
     num: int
     tokens: float
-    """In memory; what siblings share counts once."""
+    """Tokens in memory; the shared prompt of siblings counts once."""
     left: float
-    """What they may still sample."""
+    """Tokens that they may still sample."""
 
 
 class EngineTraffic:
-    """Made of the calls of one engine."""
+    """Statistics of the calls of one engine."""
 
     def __init__(self, calls: Sequence[LoggedCall]) -> None:
         import numpy
@@ -53,13 +53,13 @@ class EngineTraffic:
         self.most_at_once = int(self._running.values.max())
         self._prefill = union([(call.entered_s, call.prefilled_s) for call in calls])
         self.prefill_s = sum(end - begin for begin, end in self._prefill)
-        """In which it read prompts, of one call or of several at once."""
+        """Seconds in which it read prompts, of one or more calls."""
 
     def rows(self, step_s: float = 1.0, step_s_per_sequence: float = 0.0) -> TimedCalls:
-        """One for each call. Where the engine tells its times, reading prompts stands for itself, and is left out;
-        so is the way there and back, which is none of that.
+        """Time and factors of each call. If the engine reports its times, the time of a call excludes transport and the
+        reading of prompts, and so do the factors.
 
-        What ran beside a call is counted by its steps, for which it has to be known how long they take.
+        Concurrent calls are counted per step of the call, which needs the time of a step.
         """
         import numpy
 
@@ -79,7 +79,7 @@ class EngineTraffic:
         return TimedCalls(seconds.clip(0), factors)
 
     def after_waiting(self, shared_share: float, max_tokens: int) -> Iterator[Residents]:
-        """When a call that had waited was let in: with it, what ran filled the engine."""
+        """Calls that ran whenever a waiting call was admitted, and thus filled the engine."""
         import numpy
 
         prompts = numpy.array([call.prompt for call in self.calls], dtype=float)
@@ -100,7 +100,7 @@ class EngineTraffic:
             yield Residents(int(runs.sum()), resident, float((limits[runs] - had).sum()))
 
     def _shared(self, share: float) -> dict[object, float]:
-        """Tokens that the calls of each group have in memory once: of their first prompt."""
+        """Prompt tokens that the calls of each group keep in memory only once."""
         shared: dict[object, float] = {}
         for call in self.calls:
             shared[call.group] = min(share * call.prompt, shared.get(call.group, math.inf))
@@ -118,7 +118,7 @@ class _Curve:
 
     @classmethod
     def of_changes(cls, moments: "NDArray[float64]", changes: "NDArray[float64]") -> "_Curve":
-        """It changes by so much at each moment."""
+        """A curve that changes by the given value at each moment."""
         import numpy
 
         order = numpy.argsort(moments, kind="stable")
@@ -126,7 +126,7 @@ class _Curve:
 
     @classmethod
     def of_intervals(cls, intervals: Sequence[tuple[float, float]]) -> "_Curve":
-        """1 within them, else 0."""
+        """A curve that is 1 within the intervals, and 0 elsewhere."""
         import numpy
 
         flat = numpy.array(intervals or [(0.0, 0.0)])
@@ -134,11 +134,11 @@ class _Curve:
         return cls.of_changes(moments, numpy.repeat([1.0, -1.0], len(flat)))
 
     def of(self, values: "NDArray[float64]") -> "_Curve":
-        """Others at the same moments."""
+        """A curve with other values at the same moments."""
         return _Curve(self._moments, values)
 
     def integral(self, until: "NDArray[float64]") -> "NDArray[float64]":
-        """From before the first change to each of these moments."""
+        """Integral from before the first change to each of these moments."""
         import numpy
 
         area: NDArray[float64] = numpy.interp(until, self._moments, self._areas)

@@ -1,4 +1,4 @@
-"""What a population of answers is like: how much those to one prompt differ, and what the first of them tells."""
+"""Facts about answers: how much those to one prompt differ, and how well the first one predicts the others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,58 +12,58 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TOP = 0.2
-"""Share of the groups that a probe calls long."""
+"""Share of the groups that a probe marks as long."""
 TAIL = 0.1
 """Share of the rollouts that end last."""
 
 
 @dataclass(frozen=True)
 class AnswerFacts:
-    """Of groups of answers. Shares that nothing can be said of are None."""
+    """Facts about groups of answers. Shares without data are None."""
 
     num_groups: int
     num_answers: int
     group_size: int
-    """That most groups have."""
+    """The most frequent size."""
     median: float
     p90: float
     longest: int
     cv_within: float | None
-    """The deviation of a group's lengths as a share of their mean: the mean over all groups."""
+    """Deviation of a group's lengths as a share of their mean, averaged over groups."""
     cv_most: float | None
     cv_between: float | None
-    """That of the groups' means."""
+    """Deviation of the groups' means, as a share of their mean."""
     threshold: float
-    """The power of two next to the median: a probe has to tell whether the longest of its siblings is above it."""
+    """Power of two next to the median. A probe predicts whether the longest of its siblings is above it."""
     false_negatives: float | None
-    """Of the groups whose probe is below the threshold, those in which another answer is above it."""
+    """Share of the groups with a probe below the threshold in which another answer is above it."""
     precision: float | None
-    """Of the fifth of the groups with the longest probes, those in which another answer is above the threshold."""
+    """Share of the fifth of groups with the longest probes in which another answer is above the threshold."""
     rank_correlation: float | None
-    """Spearman's, of probes and the means of their siblings."""
+    """Spearman's correlation of probes and the means of their siblings."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """How well a recorded run used its engines."""
+    """Use of a recorded run's engines."""
 
     makespan_s: float
     num_engines: int
     num_process: int
     idle_share: float
-    """Of its engines' time, that without a single call."""
+    """Share of its engines' time without any call."""
     free_share: float
-    """Of its places' time, that without a rollout."""
+    """Share of its slots' time without a rollout."""
     tail_share: float
-    """Of its time, that in which the last tenth of its rollouts ended."""
+    """Share of its time in which the last tenth of its rollouts ended."""
     capped_share: float
-    """Of the answers that were cut at their limit."""
+    """Share of the answers that were cut at their limit."""
     waiting_share: float
-    """Of the calls' time, that in engines' queues."""
+    """Share of the calls' time in engines' queues."""
 
 
 def answer_facts(groups: Sequence[Sequence[int]], threshold: float | None = None) -> AnswerFacts:
-    """Of the lengths of each group's answers, in the order of their numbers: the first is the probe."""
+    """Facts about the lengths of each group's answers, in the order of their numbers; the first is the probe."""
     import numpy
 
     everything = numpy.array([length for group in groups for length in group], dtype=float)
@@ -105,13 +105,13 @@ def _share(which: "NDArray[bool_]") -> float | None:
 def _rank_correlation(probes: "NDArray[float64]", others: "NDArray[float64]") -> float | None:
     from scipy.stats import spearmanr
 
-    if len(set(probes)) < 2 or len(set(others)) < 2:  # the same everywhere: there is no order
+    if len(set(probes)) < 2 or len(set(others)) < 2:  # all equal: there is no order
         return None
     return float(spearmanr(probes, others).statistic)
 
 
 def run_facts(log: RolloutLog) -> RunFacts:
-    """Of a recorded run."""
+    """Facts about a recorded run."""
     makespan_s = max(1e-9, log.makespan_s)
     ends = sorted(each.end for each in log.rollouts)
     last_tenth_s = (ends[-1] - ends[min(len(ends) - 1, int(len(ends) * (1 - TAIL)))]) * NS

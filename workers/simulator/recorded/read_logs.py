@@ -1,4 +1,4 @@
-"""Traces of ours, and verl's profile logs, as rollouts. A line that is broken is an error."""
+"""Reads rollouts from Forebay's traces and verl's profile logs. A broken line is an error."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,23 +18,23 @@ FIELD = "source"
 
 
 def read_log(source: Path, title: str = "") -> RolloutLog:
-    """The log in a folder, or in one file of a trace. Raises ``InvalidInput`` for one of which nothing can be learned.
+    """Read the log in a folder, or in one file of a trace.
 
-    That is one with a broken line, and one in which no rollout has a length.
+    Raises ``InvalidInput`` if a line is broken, or if no rollout has a length.
     """
     log = _read_trace(source) if source.is_file() or find_trace(source) else _read_verl_log(source)
     log.title = title or str(source)
     if not log.rollouts:
-        raise InvalidInput(f"no rollout has ended in {log.title}", hint="name the log of another run", field=FIELD)
+        raise InvalidInput(f"no rollout has ended in {log.title}", hint="use the log of another run", field=FIELD)
     if not any(map(is_whole, log.rollouts)):
-        message = f"the log {log.title} has no lengths: none of its {len(log.rollouts)} rollouts tells sampled tokens"
-        hint = "answers are counted where the base generator's client, or the gateway, asked the engine for tokens"
+        message = f"the log {log.title} has no lengths: none of its {len(log.rollouts)} rollouts records sampled tokens"
+        hint = "tokens are counted only for calls through the base generator's client or the gateway"
         raise InvalidInput(message, hint=hint, field=FIELD)
     return log
 
 
 def _in_order(rollouts: Iterable[RolloutSummary]) -> list[RolloutSummary]:
-    """By their starts; one that was never started is as if it had been at its end."""
+    """Sort by start. A rollout that never started counts as started at its end."""
     found = list(rollouts)
     for each in found:
         each.started = each.started or each.end
@@ -49,7 +49,7 @@ def _read_trace(source: Path) -> RolloutLog:
     db = TraceDB.read(source, on_bad_line=bad.add)
     if bad.first is not None:
         raise bad.first
-    # By their ids: a record that comes again, from a copied file, counts once.
+    # By id, so that a record repeated in a copied file counts once.
     summaries = {line.record.id: line.record for line in db.summaries() if isinstance(line.record, RolloutSummary)}
     of_run = [line.record for line in db.of_run()]
     log = RolloutLog(
@@ -59,13 +59,13 @@ def _read_trace(source: Path) -> RolloutLog:
     log.groups_by_read = list(reads.values())
     num_dropped = sum(each.summaries for each in of_run if isinstance(each, Dropped))
     if num_dropped:
-        bad.notes.append(f"{num_dropped} summaries of rollouts are not in the trace, as it says itself")
+        bad.notes.append(f"the trace reports that {num_dropped} summaries of rollouts are missing")
     log.notes = bad.notes
     return log
 
 
 class _BadLines:
-    """Lines that are no records: an error, but for the last half of a line, which a process that was killed leaves."""
+    """Lines that are not records. They are errors, except an incomplete last line, which a killed process leaves."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -73,18 +73,18 @@ class _BadLines:
 
     def add(self, file: str, line: int, what: str) -> None:
         if what == HALF_A_LINE:
-            self.notes.append(f"{file}:{line} is half a line, which is left out")
+            self.notes.append(f"{file}:{line} is incomplete and was skipped")
         elif self.first is None:
             self.first = broken_line(file, line, what)
 
 
 def broken_line(file: str, line: int, what: str) -> InvalidInput:
     """The error for a line that cannot be read."""
-    return InvalidInput(f"{file}: line {line} is broken: {what}", hint="mend the line, or take it out", field=FIELD)
+    return InvalidInput(f"{file}: line {line} is broken: {what}", hint="repair or remove the line", field=FIELD)
 
 
 def _settings_of(plans: list[RunPlan]) -> dict[str, Any]:
-    """The plan that was recorded last: a process that was started again has the same, or what an edit made of it."""
+    """The plan that was recorded last. A restarted process records it again, possibly edited."""
     if not plans:
         return {}
     stated = msgspec.structs.asdict(max(plans, key=lambda plan: plan.t))
@@ -99,17 +99,17 @@ def _read_verl_log(folder: Path) -> RolloutLog:
     rollouts = _in_order(_summaries(source))
     for first in source.problems.first:
         raise broken_line(first.file, first.line, first.what)
-    # A log may say which group a request is of; verl's own code logs requests alone.
+    # A log may name the group of a request; verl's own code logs only requests.
     is_grouped = len({each.instance for each in rollouts}) < len(rollouts)
     log = RolloutLog("", rollouts, is_grouped=is_grouped, settings=_steps_of(rollouts))
     log.notes += source.notes
     if not is_grouped:
-        log.notes.append("it does not say which answers are those of one prompt: each is a prompt of its own")
+        log.notes.append("the log does not group answers by prompt, so each answer counts as a prompt of its own")
     return log
 
 
 def _steps_of(rollouts: list[RolloutSummary]) -> dict[str, Any]:
-    """Each step of such a log was trained on before the next began: that is over-sampling by none."""
+    """Settings for a log whose steps were trained on one by one: groups per step, without over-sampling."""
     sizes = {
         step: len({each.instance for each in rollouts if each.step == step and is_whole(each)})
         for step in {each.step for each in rollouts}
@@ -118,7 +118,7 @@ def _steps_of(rollouts: list[RolloutSummary]) -> dict[str, Any]:
 
 
 def _summaries(source: VerlLog) -> Iterator[RolloutSummary]:
-    """With what such a log does not say: number, step, and when a rollout was started."""
+    """Summaries, completed with what such a log lacks: number, step and start of a rollout."""
     numbers: dict[InstanceId, int] = {}
     for step, attempts in enumerate(source.attempts()):
         for summary in sorted((each.summary for each in attempts if each.summary), key=lambda each: each.t):
@@ -129,7 +129,7 @@ def _summaries(source: VerlLog) -> Iterator[RolloutSummary]:
             summary.group, summary.step = str(instance), step
             summary.started = summary.t + phases.get("queue", 0) + phases.get("admission", 0)
             if summary.sampled and not sum(turn.sampled for turn in summary.turns):
-                # Its turns are not told, or tell no tokens: all its calls are one.
+                # Its turns are missing or have no tokens: all its calls count as one.
                 only = TurnSummary(t=summary.t, d=summary.d, phases=phases)
                 only.prompt, only.cached, only.sampled = summary.prompt, summary.cached, summary.sampled
                 summary.turns = [only]

@@ -1,4 +1,4 @@
-"""A recorded run once more, on models of its engines: its answers, its order, its settings, its trainer."""
+"""Simulates a recorded run on models of its engines, with its answers, order, settings and trainer."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 LONGEST = 1 << 20
 
 Group = list[RolloutSummary]
-"""Whole answers to one prompt, in one epoch."""
+"""Complete answers to one prompt in one epoch."""
 
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """A recorded run, and the same in virtual time."""
+    """Times of a recorded run and of its simulation."""
 
     recorded_s: float
     simulated_s: float
 
     @property
     def error(self) -> float:
-        """Of the makespan, as a share of the recorded one."""
+        """Error of the makespan, as a share of the recorded one."""
         return self.simulated_s / self.recorded_s - 1
 
 
 def self_check(log: RolloutLog, fit: EngineFit) -> SelfCheck:
-    """Simulate what was recorded, as it was."""
+    """Simulate the recorded run unchanged."""
     return SelfCheck(log.makespan_s, simulate(recorded_scenario(log, fit)).makespan_s)
 
 
 def recorded_scenario(log: RolloutLog, fit: EngineFit) -> Scenario:
-    """What the log's run was started with, over its own answers."""
+    """Scenario with the settings and answers of the log's run."""
     prompts, num_epochs = recorded_prompts(log)
     oversampling = recorded_oversampling(log)
     return Scenario(
@@ -61,7 +61,7 @@ def recorded_scenario(log: RolloutLog, fit: EngineFit) -> Scenario:
 
 
 def recorded_oversampling(log: RolloutLog) -> Oversampling | None:
-    """That of the run."""
+    """Over-sampling of the run."""
     stated = log.settings.get("oversampling")
     return parse_oversampling(stated) if stated else None
 
@@ -75,7 +75,7 @@ def _scheduler(log: RolloutLog, engines: Sequence[str]) -> Scheduler:
 
 
 def _groups_per_read(log: RolloutLog) -> int | None:
-    """Groups that the trainer took at once, if the log tells, and they are enough for a step."""
+    """Median number of groups that the trainer read at once; None with fewer than two reads in the log."""
     read = sorted(log.groups_by_read)
     return read[len(read) // 2] if read and len(read) > 1 else None
 
@@ -84,10 +84,9 @@ def _groups_per_read(log: RolloutLog) -> int | None:
 
 
 def recorded_prompts(log: RolloutLog, shuffle: "Generator | None" = None) -> tuple[list[AnswerLengths], int]:
-    """The prompts in the order in which they were begun, and in how many epochs each was.
+    """Prompts in the order in which they began, and the number of epochs of each.
 
-    ``shuffle`` puts the answers of each group into other slots, and the prompts into another order: what was recorded
-    is one of these.
+    ``shuffle`` reorders the prompts, and the answers of each group: the recorded order is one of these.
     """
     epochs: dict[InstanceId, list[Group]] = defaultdict(list)
     for group in log.groups():
@@ -136,7 +135,7 @@ def _prompt(
 
 
 def _slots(group: Group, group_size: int) -> tuple[Group, Group]:
-    """One whole answer for each number, and those of spares. Where one is missing, a sibling's stands for it."""
+    """One complete answer for each number, and the spares. A sibling's answer replaces a missing one."""
     by_number = {each.number: each for each in group}
     own = [by_number.pop(number, group[number % len(group)]) for number in range(group_size)]
     return own, list(by_number.values())
@@ -146,7 +145,7 @@ def _slots(group: Group, group_size: int) -> tuple[Group, Group]:
 
 
 def training_s(log: RolloutLog, groups_per_step: int | None) -> float:
-    """From the last group of a step to the first rollout of the next one, where the run waited for that."""
+    """Mean seconds from the last group of a step to the first rollout of the next step; 0 without steps."""
     if groups_per_step is None:
         return 0.0
     complete = sorted(max(each.end for each in group) for group in log.groups() if len(group) >= log.group_size)

@@ -1,4 +1,4 @@
-"""A log of rollouts as a simulation needs it, whoever wrote it: lengths by prompt, and the calls of engines."""
+"""A log of rollouts from any source, as a simulation needs it: lengths by prompt, and calls of engines."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ NS = 1e-9
 _WAITS = ("hold", "engine_wait", "retry")
 
 GroupKey = tuple[InstanceId, int]
-"""A prompt, and its epoch."""
+"""A prompt and its epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedCall:
-    """One call of an engine. Its moments are in seconds, and in their order."""
+    """One call of an engine. Its times are in seconds, in chronological order."""
 
     engine: str
     group: GroupKey
@@ -27,24 +27,24 @@ class LoggedCall:
     is_capped: bool
     """Whether it ended at its ``max_tokens``."""
     is_split: bool
-    """Whether the engine told its times."""
+    """Whether the engine reported its times."""
     begin_s: float
     entered_s: float
     """When it left the engine's queue."""
     prefilled_s: float
-    """When its prompt had been read."""
+    """When its prompt was read."""
     left_s: float
-    """When its engine was done with it; its reply may still have been on its way."""
+    """When its engine finished; its reply may still have been in transit."""
     end_s: float
 
     @classmethod
     def of(cls, turn: TurnSummary, rollout: RolloutSummary) -> "LoggedCall":
-        """The calls of one turn, as if they were one."""
+        """Combine the calls of one turn into one."""
         begin = turn.t + _spent(turn, *_WAITS)
         entered = begin + _spent(turn, "engine_queue")
         prefilled = entered + _spent(turn, "prefill")
         decoded = prefilled + _spent(turn, "decode")
-        end = decoded + _spent(turn, "engine")  # nobody says what the engine did in this time
+        end = decoded + _spent(turn, "engine")  # what the engine did in this time is unknown
         is_split = decoded > prefilled
         moments = begin, entered, prefilled, decoded if is_split else end, end
         return cls(
@@ -68,22 +68,22 @@ class LoggedCall:
 
 
 def calls_of(rollout: RolloutSummary) -> list[LoggedCall]:
-    """Those of one attempt."""
+    """Calls of one attempt."""
     return [LoggedCall.of(turn, rollout) for turn in rollout.turns]
 
 
 def is_whole(rollout: RolloutSummary) -> bool:
-    """Whether its length is that of a whole answer."""
+    """Whether its length is that of a complete answer."""
     return rollout.ending == "finished" and any(turn.sampled for turn in rollout.turns)
 
 
 def left_ns(rollout: RolloutSummary) -> int:
-    """When its place was free again; its sample may still have been on its way."""
+    """When its slot was free again; its sample may still have been in transit."""
     return max(rollout.started, rollout.end - _spent(rollout, "write"))
 
 
 def busy_s(rollout: RolloutSummary) -> float:
-    """How long it had its place, but for the time in which it waited for engines and weights."""
+    """Seconds for which it had its slot, without the time in which it waited for engines and weights."""
     return (left_ns(rollout) - rollout.started - _spent(rollout, *_WAITS)) * NS
 
 
@@ -93,22 +93,22 @@ def _spent(record: TurnSummary | RolloutSummary, *phases: str) -> int:
 
 @dataclass
 class RolloutLog:
-    """What a log tells."""
+    """Contents of a log."""
 
     title: str
     rollouts: list[RolloutSummary]
-    """In the order in which they were started: one that never was, at its end."""
+    """Rollouts by start; one that never started counts as started at its end."""
     is_grouped: bool = True
-    """Whether it says which answers are those of one prompt."""
+    """Whether it groups answers by prompt."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the run, as far as they are told: ``group_size``, ``num_process``, ``max_tokens``, ``scheduler``, …"""
+    """Recorded settings of the run: ``group_size``, ``num_process``, ``max_tokens``, ``scheduler``, …"""
     groups_by_read: Sequence[int] = ()
-    """Groups of each read that brought any."""
+    """Number of groups of each read that returned any."""
     notes: list[str] = field(default_factory=list)
-    """What a reader must know: lines that are missing."""
+    """Notes for the reader, such as missing lines."""
 
     def groups(self) -> Iterator[list[RolloutSummary]]:
-        """The whole answers to each prompt in one epoch, by their numbers; groups in the order of their first start."""
+        """Complete answers to each prompt in one epoch, by number. Groups are in the order of their first start."""
         found: dict[GroupKey, list[RolloutSummary]] = {}
         for each in self.rollouts:
             group = found.setdefault((each.instance, each.epoch), [])
@@ -118,17 +118,17 @@ class RolloutLog:
 
     @cached_property
     def calls(self) -> list[LoggedCall]:
-        """Those of all rollouts."""
+        """Calls of all rollouts."""
         return [call for each in self.rollouts for call in calls_of(each)]
 
     @property
     def engines(self) -> list[str]:
-        """That had a call."""
+        """Engines that had a call."""
         return sorted({call.engine for call in self.calls})
 
     @property
     def group_size(self) -> int:
-        """As the run says, else the answers that most groups have."""
+        """The recorded setting, or else the most frequent number of answers."""
         stated = self.settings.get("group_size")
         if stated:
             return int(stated)
@@ -137,7 +137,7 @@ class RolloutLog:
 
     @property
     def num_process(self) -> int:
-        """As the run says, else the most rollouts that ran at once."""
+        """The recorded setting, or else the most rollouts that ran at once."""
         stated = self.settings.get("num_process")
         if isinstance(stated, int) and stated > 0:
             return stated
@@ -150,5 +150,5 @@ class RolloutLog:
 
     @property
     def makespan_s(self) -> float:
-        """From the first start to the last end."""
+        """Seconds from the first start to the last end."""
         return (max(each.end for each in self.rollouts) - min(each.started for each in self.rollouts)) * NS
