@@ -1,9 +1,8 @@
-"""The way from a run process to its buffer: what is asked and reported, and how samples are written.
+"""Links from a run process to its buffer: plan, progress reports, closed groups and the writing of samples.
 
-``abc.py`` has what both buffers have in common: the ``Plan`` at the start, ``ProgressReport``, ``ClosedGroups``, and
-a ``Link`` with one method for each, whose calls are made again until they are answered. ``Link.writer`` is the writer
-of ``forebay.client.sample_writer``, with the manners of a run: it tries without end, and ``RunGone`` is raised where
-the run is over. ``forebay.py`` is the link to ``/w/{run_key}`` of a Forebay server, which has a feed of closed groups
-and takes failed samples; ``slime.py`` that to slime's own buffer, which takes one completed sample at a time and says
-nothing.
+``abc.py`` defines what both buffers share: ``Plan``, ``ProgressReport``, ``ClosedGroups``, and ``Link`` with one method
+for each. A link repeats its calls until the buffer answers. ``Link.writer`` returns the writer of
+``forebay.client.sample_writer`` configured for a run: it retries without limit and raises ``RunGone`` once the run is
+over. ``forebay.py`` is the link to ``/w/{run_key}`` of a Forebay server, which has a feed of closed groups and accepts
+failed samples. ``slime.py`` is the link to slime's own buffer, which only accepts one completed sample per call.
 """

@@ -1,4 +1,4 @@
-"""What a run process says to its buffer, and hears from it."""
+"""Messages between a run process and its buffer, and the base class of links."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # pydantic takes a moment to import, and each inspected gener
 
 TIMEOUT_S = 90.0
 GONE = frozenset({404, 410})
-"""Statuses that say: the run is over, nothing sent to it will be used."""
+"""Statuses meaning that the run is over: nothing sent to it will be used."""
 BUSY = TRANSIENT | {500}
-"""Statuses that say: the same request is right a little later."""
+"""Statuses meaning that the same request can succeed later."""
 NO_LIMIT_BYTES = 1 << 62
 
 GroupKey = tuple[InstanceId, int]
@@ -33,14 +33,14 @@ GroupKey = tuple[InstanceId, int]
 
 
 class RunGone(ForebayError):
-    """The buffer wants nothing more from this run: it was stopped, or it ended."""
+    """The buffer accepts nothing more for this run, which was stopped or has ended."""
 
     code = "run_gone"
     status = 410
 
 
 class LinkRefused(ForebayError):
-    """The buffer does not understand this run process."""
+    """The buffer rejected a request of this run process."""
 
     code = "link_refused"
     status = 502
@@ -48,55 +48,55 @@ class LinkRefused(ForebayError):
 
 @dataclass(frozen=True)
 class Step:
-    """What the server tells of a step: its number and weights, which groups it has, and which came to nothing."""
+    """A step as reported by the server: its number, weights, counted groups and discarded groups."""
 
     number: int
     weight_version: int | None = None
     weights: AnnouncedWeights | None = None
-    """What the trainer has said of them last; None from a buffer that cannot say."""
+    """The trainer's latest announcement; None if the buffer does not report it."""
     counted: Collection[str] = ()
     discarded: Collection[str] = ()
 
 
 @dataclass(frozen=True)
 class ReplayTask:
-    """What a run process does with what another run recorded."""
+    """How a run process uses the recording of another run."""
 
     mode: str
-    """``only``: nothing is generated; ``cache`` and ``repeat``: what is missing is."""
+    """With ``only``, nothing is generated; with ``cache`` and ``repeat``, missing samples are."""
     judges_again: bool
-    """Whether the rewards are those of the reward function, asked anew."""
+    """Whether the reward function scores the recorded samples again."""
     groups: Sequence[GroupKey] | None = None
-    """The only groups that there are, in their order; None for all of the input."""
+    """The only groups to run, in order; None for the whole input."""
 
     @property
     def generates(self) -> bool:
-        """Whether what is missing is generated."""
+        """Whether missing samples are generated."""
         return self.mode != "only"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run process is to do, as the server tells it. Durations in seconds."""
+    """The work of a run process, as planned by the server. Durations are in seconds."""
 
     run_id: str
     group_size: int
     group_timeout_s: float = 300.0
     group_deadline_s: float = 3_600.0
     closed: frozenset[GroupKey] = frozenset()
-    """Groups for which nothing is to be generated."""
+    """Groups that need no more samples."""
     taken: Mapping[GroupKey, frozenset[int]] = field(default_factory=dict)
-    """Incomplete groups, with the slots that are there."""
+    """Filled slots of each incomplete group."""
     uids: frozenset[str] = frozenset()
-    """Of the samples there, the uids that are not those of their slots."""
+    """Uids of stored samples that differ from the uids of their slots."""
     last_closed: int = 0
-    """The number in the feed of the last group that was closed."""
+    """Position in the feed of the last closed group."""
     oversampling: "Oversampling | None" = None
     scheduler: "Scheduler | None" = None
     step: Step | None = None
-    """Where the trainer is."""
+    """The trainer's current step."""
     captures: bool = True
-    """Whether the engines are asked for tokens."""
+    """Whether engine calls request token ids and logprobs."""
     replay: ReplayTask | None = None
 
     @property
@@ -105,76 +105,76 @@ class Plan:
 
     @property
     def num_spares(self) -> int:
-        """Rollouts of a group beyond its slots."""
+        """Number of rollouts per group beyond its slots."""
         return self.oversampling.num_spares(self.group_size) if self.oversampling else 0
 
 
 MAX_REPORTED_GROUPS = 500
-"""Groups in each list of one report; the server refuses more, as it does beyond the next two."""
+"""Groups in each list of one report. The server rejects reports above this limit or the next two."""
 MAX_WORKERS = 1_024
 MAX_TEXT = 512
-"""Characters in a text about a worker."""
+"""Maximum characters of each text in a ``WorkerReport``."""
 MAX_COUNT_NAMES = 256
-"""Over all processes of a run: each report that changes a count journals all of them."""
+"""Limit over all processes of a run, because each report that changes a count journals all of them."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 CountName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,63}\Z")]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 ReportedId = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)] | int
-# An epoch has 64 bits, as the store has it: what the store refuses makes every run be loaded again.
+# Epochs fit the store's 64 bits: a value that the store rejects would force every run to be reloaded.
 ReportedKeys = Annotated[
     Sequence[tuple[ReportedId, Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]],
     msgspec.Meta(max_length=MAX_REPORTED_GROUPS),
 ]
-"""Groups by instance and epoch."""
+"""Groups, each as its instance and epoch."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """How one worker of the run is. The bounds are checked by the server."""
+    """State of one worker of the run. The server checks the bounds."""
 
     number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     node: Text
-    """Name of its machine; "" until it is known."""
+    """Name of the worker's machine; "" until it is known."""
     state: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}\Z")]
     num_in_flight: Count
-    """Rollouts that it runs."""
+    """Rollouts that the worker is running."""
     num_restarts: Count
-    """Workers of this number before it."""
+    """Earlier workers with this number."""
     rss_bytes: Count
     blocked_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 62)]
-    """For how long the event loop of the user's code has stood still, and in which line."""
+    """Seconds for which user code has blocked the event loop; ``blocked_at`` is the line."""
     blocked_at: Text
     reason: Text
-    """Why there is no place for it, or why the one before it is gone."""
+    """Why the worker cannot be placed, or why the previous one ended."""
 
 
 class ProgressReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a run process reports of itself. None, or what is left out, leaves what was reported before as it is."""
+    """A run process's report about itself. Fields that are None or left out keep their last reported value."""
 
     opened: ReportedKeys = ()
     idle: ReportedKeys = ()
-    """Groups that have no rollout in flight any more: they do not age."""
+    """Groups whose last rollout in flight has ended: their deadlines are paused."""
     busy: ReportedKeys = ()
-    """Those of them that have one again."""
+    """Idle groups that have a rollout in flight again."""
     short: ReportedKeys = ()
-    """Those for which no sample comes any more, though slots of them are empty: they are closed with what they have."""
+    """Groups with empty slots that get no more samples. The server closes them with the samples they have."""
     waiting_for_engine: bool | None = None
     held: bool | None = None
     num_groups_total: Count | None = None
     is_last_slot_reported: bool | None = None
     process_id: Annotated[str, msgspec.Meta(max_length=64)] = ""
     counts: Annotated[Mapping[CountName, Count], msgspec.Meta(max_length=MAX_COUNT_NAMES)] | None = None
-    """All that the process of this id has counted."""
+    """Totals of all counters of the process ``process_id``."""
     workers: Annotated[Sequence[WorkerReport], msgspec.Meta(max_length=MAX_WORKERS)] | None = None
     is_gateway: bool = False
-    """The gateway counts, and waits for engines, beside the run's own process."""
+    """Whether the gateway sent this report: it has its own counts and its own wait for engines."""
 
 
 @dataclass(frozen=True)
 class ClosedGroups:
-    """One answer of the feed: ids of closed groups, and whether the run was ended.
+    """One answer of the feed: ids of closed groups, and whether the run is over.
 
-    ``last``, ``seen``, ``is_paused`` and ``is_still`` are sent with the next request; ``step`` is where the trainer is.
+    The next request sends ``last``, ``seen``, ``is_paused`` and ``is_still``. ``step`` is the trainer's current step.
     """
 
     group_ids: Sequence[str] = field(default_factory=list)
@@ -183,108 +183,108 @@ class ClosedGroups:
     step: Step | None = None
     seen: int = 0
     is_paused: bool = False
-    """The engines stand still, while they are given other weights say."""
+    """Whether the engines are paused, for example during a weight update."""
     is_still: bool = False
-    """The server's deadlines are paused."""
+    """Whether the server's deadlines are paused."""
 
 
 class JobBuffer(Protocol):
-    """What a job asks of a ``Link``; a simulated run has a model of one."""
+    """The methods of ``Link`` that a job uses; simulated runs implement them without a server."""
 
     has_feed: bool
     takes_failed: bool
 
     async def report(self, progress: ProgressReport) -> None:
-        """Tell how far the run is."""
+        """Report the progress of the run."""
 
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
-        """Wait for what is news after the answer ``before``."""
+        """Wait for changes since the answer ``before``."""
 
 
 class Link(ABC):
-    """The way to one buffer. Calls are made again until they are answered; ``RunGone`` when the run is over."""
+    """Connection to one buffer. Calls are repeated until answered, and raise ``RunGone`` once the run is over."""
 
     has_feed: bool
-    """Whether the buffer tells which groups it closed."""
+    """Whether the buffer reports closed groups."""
     takes_failed: bool
-    """Whether a failed sample may be sent: slime's own buffer cannot be read any more after one."""
+    """Whether failed samples may be sent: slime's own buffer becomes unreadable after one."""
 
     def __init__(self, url: str) -> None:
         self.transport = AsyncTransport(url, token=None)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self.transport.close()
 
     def writer(self, max_waiting: int, on_judged: Callable[[Sample], object] = lambda _: None) -> "RunWriter":
-        """What takes finished samples; when ``max_waiting`` wait, those who bring another wait with them.
+        """Return a writer for finished samples, which blocks its callers while ``max_waiting`` samples are queued.
 
-        That is how a buffer without room slows generation down. ``on_judged`` is told of each sample that the buffer
-        has, or will not take.
+        This is how a full buffer slows generation down. ``on_judged`` is called with each sample that the buffer has
+        accepted or rejected.
         """
-        writing = self._writing(max_waiting + 1)  # one more is being offered
+        writing = self._writing(max_waiting + 1)  # one more is being sent
         writing.outbox.on_judged = on_judged
         return RunWriter(self.transport, writing)
 
     @abstractmethod
     def _writing(self, max_waiting: int) -> "RunWriting":
-        """How samples are offered."""
+        """Return the protocol by which samples are sent."""
 
     @abstractmethod
     async def plan(self, fallback: Plan) -> Plan:
-        """What there is to do; ``fallback`` is the answer of a buffer that cannot say."""
+        """Return the plan of the run, or ``fallback`` if the buffer has no plans."""
 
     @abstractmethod
     async def report(self, progress: ProgressReport) -> None:
-        """Tell how far the run is."""
+        """Report the progress of the run."""
 
-    async def recorded(self, key: GroupKey) -> RecordedBodies | None:  # noqa: ARG002 - others look
-        """What the recording that the run replays has of a group; None where nothing of it can be used again."""
-        raise LinkRefused("this buffer has no recordings", hint="replay needs a Forebay server")
+    async def recorded(self, key: GroupKey) -> RecordedBodies | None:  # noqa: ARG002 - overrides use it
+        """Return the recording of a group in a replay; None if none of it can be reused."""
+        raise LinkRefused("this buffer has no recordings", hint="replay requires a Forebay server")
 
     @abstractmethod
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
-        """Wait up to 25 s for what is news after the answer ``before``."""
+        """Wait up to 25 s for changes since the answer ``before``."""
 
 
 class RunWriter(AsyncWriter):
-    """The writer of a run, which takes samples as they were recorded, too."""
+    """Writer of a run. Also accepts encoded samples."""
 
     async def write_encoded(self, sample: Sample, body: bytes) -> None:
-        """As ``write``, with the bytes that stand for ``sample``."""
+        """Write ``sample``, given already encoded as ``body``."""
         await self._wait(lambda: self._outbox.has_room)
         if self._outbox.put(sample, body):
             self._wake()
 
 
 class RunWriting(Writing):
-    """Offers each sample until it is acknowledged or refused for good, or the run is gone, however long that takes."""
+    """Sends each sample until it is acknowledged or permanently rejected, or the run is gone. Never times out."""
 
     no_room = BUSY
-    # A refusal of a whole batch may be due to one of its samples: the others must not wait for it.
+    # One sample may cause the rejection of a whole batch: the others must not wait for it.
     splits_without_room = True
 
     def __init__(self, path: str, max_waiting: int, max_samples: int = 64) -> None:
-        # What is finished goes out at once: who waits for its group should not wait for a batch as well.
+        # Finished samples are sent at once: a reader waiting for a group should not also wait for a batch.
         limits = WriteLimits(max_samples, max_age_s=0.0, max_waiting=max_waiting, max_waiting_bytes=NO_LIMIT_BYTES)
         super().__init__(path, limits, on_refused=_ignore)
 
-    def hopeless(self, reply: ServerReply, error: ForebayError) -> ForebayError | None:  # noqa: ARG002 - the status says it
-        return RunGone(f"the buffer answers {reply.status}: {text_of(reply)}") if reply.status in GONE else None
+    def hopeless(self, reply: ServerReply, error: ForebayError) -> ForebayError | None:  # noqa: ARG002 - the status suffices
+        return RunGone(f"the buffer returned {reply.status}: {text_of(reply)}") if reply.status in GONE else None
 
 
 def _ignore(sample: Sample, error: ForebayError) -> None:
-    """The log has the refusal, and the run goes on."""
+    """Do nothing: the rejection is already logged, and the run continues."""
 
 
 def asked(call: Call) -> Flow[ServerReply]:
-    """The answer to a call about the run, made again until there is one. Raises ``RunGone``."""
+    """Repeat a call about the run until it is answered. Raises ``RunGone``."""
     reply = yield from answered(call, ENDLESS_S, BUSY)
     if reply.status in GONE:
-        raise RunGone(f"the buffer answers {reply.status} for this run: {text_of(reply)}")
+        raise RunGone(f"the buffer returned {reply.status} for this run: {text_of(reply)}")
     return reply
 
 
 def text_of(reply: ServerReply) -> str:
-    """The beginning of a reply, for people to read."""
+    """Beginning of a reply's body, as text for messages."""
     return reply.body[:300].decode(errors="replace")

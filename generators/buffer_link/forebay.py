@@ -44,7 +44,7 @@ KEPT_OF_REFUSED = ("uid", "instance_id", "epoch", "slot", "attempt", "rollout_id
 
 
 class ServerLink(Link):
-    """Speaks ``plan``, ``samples``, ``progress`` and ``closed_groups`` below a run's private address."""
+    """Calls ``plan``, ``samples``, ``progress`` and ``closed_groups`` below a run's private address."""
 
     has_feed = True
     takes_failed = True
@@ -64,7 +64,7 @@ class ServerLink(Link):
             taken={(instance_id, epoch): frozenset(slots) for instance_id, epoch, slots, _ in taken},
             uids=frozenset(uid for *_, rest in taken for uids in rest for uid in uids),
             last_closed=int(answer.get("last_closed_seq") or 0),
-            # Beyond its own settings the server lets the generator's code decide.
+            # What the server's settings leave open is decided by the generator's code.
             oversampling=Oversampling(**answer["oversampling"])
             if answer.get("oversampling")
             else fallback.oversampling,
@@ -76,7 +76,7 @@ class ServerLink(Link):
 
     async def report(self, progress: ProgressReport) -> None:
         groups = {name: getattr(progress, name) for name in ("opened", "idle", "busy", "short")}
-        for name, keys in groups.items():  # `opened` first: the others are of groups that the server knows
+        for name, keys in groups.items():  # `opened` first: the other lists name groups that the server already knows
             for start in range(0, len(keys) - MAX_REPORTED_GROUPS, MAX_REPORTED_GROUPS):
                 first = {name: keys[start : start + MAX_REPORTED_GROUPS]}
                 await self._ask(json_call("POST", "progress", first, TIMEOUT_S))
@@ -88,15 +88,15 @@ class ServerLink(Link):
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
         known = {"after": before.last, "seen": before.seen, "paused": before.is_paused, "still": before.is_still}
         query = {**known, "wait_s": FEED_WAIT_S}
-        news = await self._ask(Call("GET", "closed_groups", timeout_s=TIMEOUT_S, query=query))
+        answer = await self._ask(Call("GET", "closed_groups", timeout_s=TIMEOUT_S, query=query))
         return ClosedGroups(
-            group_ids=[group["group_id"] for group in news["groups"]],
-            last=int(news["last"]),
-            is_run_over=news.get("run_state") in OVER_STATES,
-            step=_step(news),
-            seen=int(news.get("seen") or 0),
-            is_paused=bool(news.get("paused")),
-            is_still=bool(news.get("still")),
+            group_ids=[group["group_id"] for group in answer["groups"]],
+            last=int(answer["last"]),
+            is_run_over=answer.get("run_state") in OVER_STATES,
+            step=_step(answer),
+            seen=int(answer.get("seen") or 0),
+            is_paused=bool(answer.get("paused")),
+            is_still=bool(answer.get("still")),
         )
 
     async def recorded(self, key: GroupKey) -> RecordedBodies | None:
@@ -109,21 +109,21 @@ class ServerLink(Link):
         if reply.status == NotRecorded.status and _code_of(reply) == NotRecorded.code:
             return None
         if reply.status in GONE:
-            raise RunGone(f"the buffer answers {reply.status} for this run: {text_of(reply)}")
-        raise LinkRefused(f"the buffer answers {reply.status} to {call.path}: {text_of(reply)}")
+            raise RunGone(f"the buffer returned {reply.status} for this run: {text_of(reply)}")
+        raise LinkRefused(f"the buffer returned {reply.status} for {call.path}: {text_of(reply)}")
 
     async def _ask(self, call: Call) -> dict[str, Any]:
         reply = await self.transport.run(asked(call))
         if reply.status >= 400:
             raise LinkRefused(
-                f"the buffer answers {reply.status} to {call.path}: {text_of(reply)}",
-                hint="server and generator must be of the same version",
+                f"the buffer returned {reply.status} for {call.path}: {text_of(reply)}",
+                hint="server and generator must have the same version",
             )
         return dict(msgspec.json.decode(reply.body))
 
 
 class _ServerWriting(RunWriting):
-    """One array of samples in a call; what the server refuses is offered as a failed sample."""
+    """Sends one array of samples per call. A sample that the server rejects is sent again as a failed sample."""
 
     def call(self, bodies: Sequence[bytes]) -> Flow[Call]:
         if any(map(is_binary, bodies)):
@@ -131,8 +131,8 @@ class _ServerWriting(RunWriting):
         return Call("POST", "samples", b"[" + b",".join(bodies) + b"]", JSON_BODY, WRITE_TIMEOUT_S)
 
     def replacement(self, sample: Sample, error: ForebayError) -> Sample | None:
-        """The same rollout as a failed sample: its slot is filled, and the group does not wait for its deadline."""
-        # A fork has no slot, and what was refused as a failed sample already would be refused again.
+        """Return a failed sample that fills the slot, so that the group need not wait for its deadline."""
+        # A fork has no slot, and a rejected failed sample would be rejected again.
         if sample.get("fork") or sample.get("status") == "failed":
             return None
         kept = {name: sample[name] for name in KEPT_OF_REFUSED}

@@ -1,6 +1,6 @@
-"""The link to slime's own rollout buffer, or to any address without a run key: samples one by one, nothing else.
+"""The link to slime's own rollout buffer, or to any address without a run key. It only sends samples, one per call.
 
-``SampleSender`` is for generators that run their rollouts themselves, as slime's do.
+``SampleSender`` is for generators that run their own rollouts, like those of slime.
 """
 
 import logging
@@ -35,47 +35,47 @@ _HEADERS = {**JSON_BODY, WRITER_HEADER: "base-generator"}
 
 
 class SampleSender:
-    """Writes finished samples over ``{url}/buffer/write``, each until it is acknowledged. For any number of threads."""
+    """Posts finished samples to ``{url}/buffer/write`` until each is acknowledged. Thread-safe."""
 
     def __init__(self, url: str) -> None:
         self._transport = Transport(url)
-        weakref.finalize(self, self._transport.close)  # its generator has no end that anybody tells
+        weakref.finalize(self, self._transport.close)  # its generator does not report its end
 
     def send(self, sample: Sample) -> None:
-        """Return when the buffer has the sample; while it has no room, or does not answer, that is waited for.
+        """Send a sample and return once the buffer has it. Waits while the buffer is full or does not answer.
 
-        One that it refuses is told in the log, and the others go on. Raises ``RunGone`` once the run is over, and
-        ``TypeError`` for what cannot be JSON.
+        A rejected sample is only logged. Raises ``RunGone`` once the run is over, and ``TypeError`` for values that
+        JSON cannot hold.
         """
-        if "uid" not in sample:  # by it the buffer knows a sample whose acknowledgement was lost
+        if "uid" not in sample:  # the buffer needs it to recognize a sample whose acknowledgement was lost
             sample = {**sample, "uid": token_hex(12)}
-        # Without the header: what stands in the sample is its generator's own.
+        # Without the writer header: the generator sets all fields of the sample itself.
         call = Call("POST", "buffer/write", as_json(encode_sample(sample)), JSON_BODY, WRITE_TIMEOUT_S)
         reply = self._transport.run(answered(call, ENDLESS_S, BUSY))
         if reply.status in GONE:
-            raise RunGone(f"the buffer answers {reply.status}: {text_of(reply)}")
+            raise RunGone(f"the buffer returned {reply.status}: {text_of(reply)}")
         if not reply.is_success:
-            logger.error("the buffer refused sample %r: %d %s", sample["uid"], reply.status, text_of(reply))
+            logger.error("the buffer rejected sample %r: %d %s", sample["uid"], reply.status, text_of(reply))
 
 
 class SlimeLink(Link):
-    """Writes to ``{url}/buffer/write``; knows no plan, no progress and no feed."""
+    """Writes to ``{url}/buffer/write``, without plans, progress reports or a feed."""
 
     has_feed = False
     takes_failed = False
 
     def _writing(self, max_waiting: int) -> RunWriting:
-        # One in a call: what was acknowledged must not be offered again, for this buffer may not know duplicates.
+        # One per call: an acknowledged sample must not be sent again, because this buffer may not detect duplicates.
         return _SlimeWriting("buffer/write", max_waiting, max_samples=1)
 
     async def plan(self, fallback: Plan) -> Plan:
         return fallback
 
     async def report(self, progress: ProgressReport) -> None:
-        """Nobody wants to know."""
+        """Do nothing: this buffer takes no reports."""
 
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:  # noqa: ARG002 - there is no feed
-        raise LinkRefused("this buffer does not tell which groups it closed", hint="ask has_feed first")
+        raise LinkRefused("this buffer does not report closed groups", hint="check has_feed before calling this")
 
 
 class _SlimeWriting(RunWriting):
