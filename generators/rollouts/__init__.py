@@ -1,19 +1,17 @@
 """Rollouts: from a group and the number of a rollout to its samples.
 
-- ``open_group.py``: the group that a rollout belongs to: its time (``group_age.py``), its slots, its calls in flight;
-  ``GroupClosed`` ends all that works for it. Engine calls wait at its ``StepBarrier`` while the run is held for its
-  trainer;
-- ``rollout_slot.py``: the concurrency slot of a rollout while it runs, as its policy counts it;
-- ``attempts.py`` runs the rollout function, in the event loop or in a thread, attempt after attempt, and asks for the
-  reward; ``rollout.py`` is what the function finds as ``client.rollout``;
-- ``client.py`` is the ``openai`` client that it is given. Each call passes ``engine_calls.py`` (address, ``rid``,
-  time limit, its cap, another engine when one is gone) and, if it is a chat, ``recording.py``; ``recorded_streams.py``
-  for streams, ``whole_chat.py`` for replies in one piece, which go on after an abort. ``call_failures.py`` says whose
-  fault it is when one fails. ``connections.py`` is what it goes over: a connection for each call under way;
-- ``rollout_trace.py`` records where the time of each attempt goes, ``chat_turn.py`` that of its turns;
-  ``gateway_turns.py`` puts the turns of an agent, which the gateway recorded, in their place;
+- ``open_group.py``: the group of a rollout with its deadlines (``group_age.py``), slots and calls in flight.
+  ``GroupClosed`` ends everything that works for it. Engine calls wait at its ``StepBarrier`` while the run is paused;
+- ``rollout_slot.py``: the concurrency slot of a running rollout, as counted by its policy;
+- ``attempts.py`` runs the rollout function, in the event loop or in a thread, with retries, and requests the reward.
+  ``rollout.py`` is the object that the function finds as ``client.rollout``;
+- ``client.py``: the ``openai`` client of a rollout. Each call passes ``engine_calls.py`` (address, ``rid``, time
+  limit, token cap, replacement of failed engines). Chats are recorded by ``recording.py``, with
+  ``recorded_streams.py`` for streams and ``whole_chat.py`` for others, which are continued after an abort.
+  ``call_failures.py`` classifies failures. ``connections.py`` has one connection per call in flight;
+- ``rollout_trace.py`` records the time spent by each attempt, ``chat_turn.py`` that of its turns.
+  ``gateway_turns.py`` merges the turns of an agent, which the gateway recorded;
 - ``single_turn.py``: the rollout function for one question and one answer;
-- ``samples.py`` makes samples of what was returned and recorded, or one that says why the rollout failed;
-- ``replayed_samples.py`` has samples that another run recorded in place of rollouts; ``rejudging.py`` asks for the
-  reward of such a rollout once more.
+- ``samples.py`` makes samples from results and recordings, or a failed sample with the error;
+- ``replayed_samples.py`` reuses samples of another run in place of rollouts; ``rejudging.py`` scores them again.
 """

@@ -1,4 +1,4 @@
-"""Running a rollout function: in the event loop or in a thread, attempt after attempt, to a sample."""
+"""Running a rollout function, in the event loop or in a thread, with retries, until there is a sample."""
 
 import asyncio
 import contextvars
@@ -47,14 +47,14 @@ RolloutFunc = SyncRolloutFunc | AsyncRolloutFunc
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How each rollout is run: with so many retries of each kind of failure, and pauses that double."""
+    """Sampling parameters, retries per kind of failure, and the first pause; later pauses double."""
 
     sampling_params: dict[str, Any]
     retry_budgets: Mapping[RolloutOutcome, int]
     first_pause_s: float = 0.5
 
     def pause(self) -> Backoff:
-        """What is waited between attempts."""
+        """Return the back-off between attempts."""
         return Backoff(self.first_pause_s, 30.0)
 
 
@@ -73,10 +73,10 @@ class RolloutRunner:
         self._client: Any = make_async_client(pool.api_key) if self._is_async else make_client(pool.api_key)
 
     async def when_ready(self) -> None:
-        """At once: they run here."""
+        """Return at once: rollouts run in this process."""
 
     async def close(self) -> None:
-        """Let go of the connections; calls in flight end with an error."""
+        """Close the connections; calls in flight end with an error."""
         closing = self._client.close()
         if self._is_async:
             await closing
@@ -84,10 +84,10 @@ class RolloutRunner:
     async def samples(
         self, group: OpenGroup, number: int, trace: RolloutTrace, rollout_slot: RolloutSlot
     ) -> list[Sample]:
-        """Run the rollout until it succeeds, or a kind of failure has used up its retries.
+        """Run the rollout until it succeeds or a kind of failure has used up its retries.
 
-        Its samples: forks first, the main one last. A failed rollout has only that, with its last error. Raises
-        ``RolloutBroken`` once it has sampled as much as its ``rollout_slot`` allows.
+        Returns its samples: forks first, the main one last. A failed rollout has only the main sample, with its last
+        error. Raises ``RolloutBroken`` once it has reached the token cap of ``rollout_slot``.
         """
         left, pause = Counter(self._settings.retry_budgets), self._settings.pause()
         while True:
@@ -109,7 +109,7 @@ class RolloutRunner:
                 if not left[outcome] or isinstance(result, EngineWaitOver):
                     return [failed_sample(rollout, result, outcome)]
                 left[outcome] -= 1
-                rollout_slot.preferred = None  # the engine may be why it failed
+                rollout_slot.preferred = None  # the engine may be the cause
                 with trace.attempt.begin("retry"):
                     await pause.wait()
             trace.next_attempt(group.hold.step)
@@ -126,11 +126,11 @@ class RolloutRunner:
 
     async def _attempt(self, rollout: Rollout) -> Returned | BaseException:
         result = await self._outcome(rollout)
-        # Whatever its function made of that: it may have swallowed the exception, or raised another one.
+        # Checked here because the function may have swallowed the exception, or raised another one.
         if rollout.calls.wait_over is not None:
             return rollout.calls.wait_over
         if rollout.calls.is_broken:
-            with suppress(Exception):  # a stream that breaks off has told what it could
+            with suppress(Exception):  # a stream that breaks off has nothing more to record
                 await rollout.end_streams()
             await rollout.calls.end_calls()
             raise RolloutBroken(rollout.rollout_id)
@@ -141,14 +141,14 @@ class RolloutRunner:
             with rollout.calls.occupying():
                 result = await self._call(rollout)
                 await rollout.end_streams()
-            # Here, where a value that is no JSON costs an attempt, and not the run.
+            # Converted here, so that a value that is not JSON costs an attempt and not the run.
             rollout.extra_info, rollout.for_reward = plain(rollout.extra_info), plain(rollout.for_reward)
             return Returned.of(result)
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
             return error
-        except BaseExceptionGroup as errors:  # calls side by side: each found the group closed
+        except BaseExceptionGroup as errors:  # concurrent calls: each found the group closed
             if errors.subgroup(GroupClosed) is not None:
                 raise GroupClosed(rollout.calls.group.group_id) from None
             return errors
@@ -157,7 +157,7 @@ class RolloutRunner:
 
     async def _call(self, rollout: Rollout) -> object:
         client = self._client.bound_to(rollout)
-        # Rollout functions change what they are given, and the next attempt needs it as it was.
+        # Copied: rollout functions may change their arguments, and the next attempt needs the originals.
         messages, params = copy.deepcopy(rollout.prompt), copy.deepcopy(self._settings.sampling_params)
         if self._is_async:
             return await self._function(client, messages, params)  # type: ignore[misc]
@@ -166,7 +166,7 @@ class RolloutRunner:
     async def _judged(
         self, rollout: Rollout, returned: Returned, left: "Counter[RolloutOutcome]", trace: RolloutTrace
     ) -> list[Sample]:
-        # Only the reward is tried again, not the rollout, which is good and has cost its tokens.
+        # Only the reward is retried: the rollout succeeded, and its tokens are paid for.
         pause = self._settings.pause()
         while True:
             judged = await self._rewarder.reward(reward_item(rollout, returned), trace.attempt)
@@ -186,20 +186,20 @@ class RolloutRunner:
 
 @asynccontextmanager
 async def _ended(rollout: Rollout) -> AsyncIterator[None]:
-    """Within this a rollout goes on; afterwards what it left to be closed is closed."""
+    """Run a rollout inside this context, and afterwards its ``at_end`` callbacks."""
     try:
         yield
     finally:
         try:
             await rollout.at_end.aclose()
-        except Exception:  # what cannot be tidied up costs no sample
-            logger.exception("rollout %s cannot be tidied up", rollout.rollout_id)
+        except Exception:  # a failed clean-up costs no sample
+            logger.exception("clean-up of rollout %s failed", rollout.rollout_id)
 
 
 async def in_thread(function: Callable[..., object], *args: object) -> object:
     """Run ``function`` in a thread of its own."""
-    # Not in a pool: a function that hangs after its group was closed is left behind, and must neither take the place
-    # of another rollout nor keep the process from ending.
+    # Not in a pool: a function that hangs after its group was closed is left behind. It must not block a pool thread,
+    # nor keep the process from ending.
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
     call = functools.partial(contextvars.copy_context().run, function, *args)
@@ -213,7 +213,7 @@ def _run(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[object]", call
     try:
         result = call()
     except StopIteration as stop:
-        # A future cannot hold this one.
+        # A future cannot hold StopIteration.
         error = RuntimeError(f"rollout_func raised StopIteration({stop.value!r})")
     except BaseException as raised:  # noqa: BLE001 - handed to the event loop, whatever it is
         error = raised

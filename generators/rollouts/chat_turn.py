@@ -1,5 +1,4 @@
-"""A turn of a rollout as far as it is traced: from the call of ``chat.completions.create`` to its reply, or the end of
-its stream."""
+"""Tracing of a turn: from the call of ``chat.completions.create`` to its reply, or to the end of its stream."""
 
 from collections.abc import Iterable
 from types import TracebackType
@@ -11,23 +10,23 @@ from forebay.telemetry.tracing.tracer import SpanHandle
 
 
 class ChatTurn:
-    """Around one call of a rollout function. A call that is no chat is no turn: its ``span`` is None.
+    """Context of one call of a rollout function. If the call is not a chat, ``span`` is None.
 
-    A turn whose answer is a stream goes on after the ``with``, until ``end``.
+    A turn with a streamed answer continues after the ``with``, until ``end``.
     """
 
     def __init__(self, span: SpanHandle | None = None) -> None:
         self.span = span
         self.call: CallSpan | None = None
-        """The newest of its HTTP calls."""
+        """The latest HTTP call of the turn."""
         self._is_stream = False
 
     def note_stream(self) -> None:
-        """The answer will come piece by piece: whoever reads it says ``end``."""
+        """Note that the answer is a stream: its reader must call ``end``."""
         self._is_stream = True
 
     def note_answer(self, *, is_whole: bool) -> None:
-        """The newest call was answered; one that nobody reads for the record has ended."""
+        """Note that the latest call was answered. A call that is not recorded ends here."""
         assert self.call is not None
         if is_whole:
             self.call.note_answer()
@@ -35,7 +34,7 @@ class ChatTurn:
             self.call.end()
 
     def end(self, choices: Iterable[Turn] = (), **at: Any) -> None:
-        """The answer is there, with these choices. Only the first end counts."""
+        """End the turn with the choices of its answer. Only the first call counts."""
         if self.span is not None:
             end_turn(self.span, choices, **at)
 

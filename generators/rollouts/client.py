@@ -1,4 +1,4 @@
-"""The ``openai`` clients that rollout functions are given, each bound to one rollout."""
+"""The ``openai`` clients passed to rollout functions, each bound to one rollout."""
 
 import asyncio
 import time
@@ -31,16 +31,16 @@ from forebay.generators.rollouts.rollout import Rollout
 from forebay.generators.rollouts.whole_chat import WholeChat, is_whole_chat
 
 UNBOUND_URL = "http://engine.invalid/v1"
-"""Stands in the client that the others are made from; each request is given a real address."""
+"""Placeholder in the client that the others are copied from; each request gets a real address."""
 
 
 class RolloutClient(openai.OpenAI):
-    """The client of a rollout function that runs in a thread. ``rollout`` is the execution that it belongs to."""
+    """Client of a rollout function that runs in a thread. ``rollout`` is the execution that it belongs to."""
 
     rollout: Rollout
 
     def copy(self, **changed: Any) -> Self:
-        """As in the ``openai`` package; the copy belongs to the same rollout."""
+        """Copy the client like the ``openai`` package does; the copy belongs to the same rollout."""
         client = super().copy(**changed)
         client.rollout = self.rollout
         return client
@@ -48,13 +48,13 @@ class RolloutClient(openai.OpenAI):
     with_options = copy
 
     def bound_to(self, rollout: Rollout) -> Self:
-        """A client for ``rollout`` over the same connections."""
+        """Return a client for ``rollout`` that uses the same connections."""
         client = super().copy(base_url=f"{rollout.engine_url}/v1")
         client.rollout = rollout
         return client
 
     def request(self, cast_to: Any, options: Any, **how: Any) -> Any:
-        """Send one call; what an engine aborts of a chat in one piece is gone on with."""
+        """Send one call. A non-streamed chat that the engine aborts is continued."""
         if not is_whole_chat(options, is_stream=bool(how.get("stream"))):
             with self.rollout.turn(options) as turn:
                 return self._answered(cast_to, options, turn, **how)[0]
@@ -84,7 +84,7 @@ class RolloutClient(openai.OpenAI):
     def _answered(
         self, cast_to: Any, options: Any, turn: ChatTurn, *, is_whole: bool = False, **how: Any
     ) -> tuple[Any, Any]:
-        """The reply of whichever engine answers, and what records it if it is a chat. Waits for one if none does."""
+        """Return the reply and, for a chat, its recorder. Retries on other engines and waits while none answers."""
         calls, pause, attempts = self.rollout.calls, Backoff(), Attempts()
         while True:
             calls.wait_open(turn.span)
@@ -108,12 +108,12 @@ class RolloutClient(openai.OpenAI):
 
 
 class AsyncRolloutClient(openai.AsyncOpenAI):
-    """The client of an ``async`` rollout function. ``rollout`` is the execution that it belongs to."""
+    """Client of an ``async`` rollout function. ``rollout`` is the execution that it belongs to."""
 
     rollout: Rollout
 
     def copy(self, **changed: Any) -> Self:
-        """As in the ``openai`` package; the copy belongs to the same rollout."""
+        """Copy the client like the ``openai`` package does; the copy belongs to the same rollout."""
         client = super().copy(**changed)
         client.rollout = self.rollout
         return client
@@ -121,13 +121,13 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
     with_options = copy
 
     def bound_to(self, rollout: Rollout) -> Self:
-        """A client for ``rollout`` over the same connections."""
+        """Return a client for ``rollout`` that uses the same connections."""
         client = super().copy(base_url=f"{rollout.engine_url}/v1")
         client.rollout = rollout
         return client
 
     async def request(self, cast_to: Any, options: Any, **how: Any) -> Any:
-        """Send one call; what an engine aborts of a chat in one piece is gone on with."""
+        """Send one call. A non-streamed chat that the engine aborts is continued."""
         if not is_whole_chat(options, is_stream=bool(how.get("stream"))):
             with self.rollout.turn(options) as turn:
                 return (await self._answered(cast_to, options, turn, **how))[0]
@@ -154,7 +154,7 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
     async def _answered(
         self, cast_to: Any, options: Any, turn: ChatTurn, *, is_whole: bool = False, **how: Any
     ) -> tuple[Any, Any]:
-        """The reply of whichever engine answers, and what records it if it is a chat. Waits for one if none does."""
+        """Return the reply and, for a chat, its recorder. Retries on other engines and waits while none answers."""
         calls, pause, attempts = self.rollout.calls, Backoff(), Attempts()
         while True:
             await calls.when_open(turn.span)
@@ -178,9 +178,9 @@ class AsyncRolloutClient(openai.AsyncOpenAI):
 
 
 class OwnClient(openai.OpenAI):
-    """The client of a generator that runs its rollouts itself. Unlike others of the package, it pickles.
+    """Client of a generator that runs its rollouts itself. Unlike the package's own clients, it can be pickled.
 
-    A worker process gets a client of its own for the same engine, whatever ``multiprocessing`` starts it by.
+    A worker process gets its own client for the same engine with any ``multiprocessing`` start method.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -188,14 +188,14 @@ class OwnClient(openai.OpenAI):
 
 
 async def _replaced(calls: EngineCalls, pause: Backoff, turn: ChatTurn) -> None:
-    """An engine that answers its probe and refuses its calls must not be asked in a tight loop."""
+    """Wait with back-off, then replace the engine: one that passes probes but fails calls needs the pause."""
     with calls.group.working(), ended(calls.trace.begin("engine_wait", up=turn.span)):
         await pause.wait()
         await calls.replace_engine()
 
 
 def make_client(api_key: str | None) -> RolloutClient:
-    """The client that those of the rollouts are copies of. The environment's key never travels to an engine."""
+    """Return the client that rollouts' clients are copied from. It never sends the environment's key to an engine."""
     if names_proxies():
         hooks: dict[str, list[Callable[..., Any]]] = {"request": [offer_gzip], "response": [bound_thread_body]}
         http = httpx2.Client(follow_redirects=True, event_hooks=hooks)
@@ -205,12 +205,12 @@ def make_client(api_key: str | None) -> RolloutClient:
 
 
 def make_own_client(url: str, api_key: str | None) -> OwnClient:
-    """A client for the engine at ``url``, with or without ``/v1``. Raises ``InvalidInput``."""
+    """Return a client for the engine at ``url``, with or without ``/v1``. Raises ``InvalidInput``."""
     return OwnClient(base_url=f"{root_url(url)}/v1", api_key=api_key or "none")
 
 
 def make_async_client(api_key: str | None) -> AsyncRolloutClient:
-    """The same for ``async`` rollout functions."""
+    """Return the client that clients of ``async`` rollout functions are copied from."""
     if names_proxies():
         hooks: dict[str, list[Callable[..., Any]]] = {"request": [offer_gzip_async], "response": [bound_body]}
         http = httpx2.AsyncClient(follow_redirects=True, event_hooks=hooks)

@@ -1,4 +1,4 @@
-"""The connections of the ``openai`` clients, which go over ``httpx2``: one for each call under way."""
+"""Connections of the ``openai`` clients over ``httpx2``: one per call in flight."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ class _Body(AsyncBody, httpx2.AsyncByteStream):
 
 
 class RolloutConnections(AsyncExchange, httpx2.AsyncBaseTransport):
-    """For an ``httpx2.AsyncClient``."""
+    """Transport of an ``httpx2.AsyncClient``."""
 
     body_type = _Body
 
@@ -22,13 +22,13 @@ class RolloutConnections(AsyncExchange, httpx2.AsyncBaseTransport):
 
 
 async def bound_body(reply: httpx2.Response) -> None:
-    """An event hook that bounds the replies of a client whose transports are the package's own."""
+    """Event hook that limits the size of replies for a client with the package's own transports."""
     assert isinstance(reply.stream, httpx2.AsyncByteStream)
     reply.stream = _Body(reply.stream, PlainParts(reply.headers, limit_bytes()), _nothing)
 
 
 def bound_thread_body(reply: httpx2.Response) -> None:
-    """The same for a client that is not asynchronous."""
+    """Event hook that limits the size of replies for a synchronous client."""
     assert isinstance(reply.stream, httpx2.SyncByteStream)
     reply.stream = _ThreadBody(reply.stream, PlainParts(reply.headers, limit_bytes()), lambda: None)
 
@@ -38,19 +38,19 @@ async def _nothing() -> None:
 
 
 class ThreadConnections(httpx2.BaseTransport):
-    """For an ``httpx2.Client`` of many threads. Raises as ``RolloutConnections`` does."""
+    """Transport of an ``httpx2.Client`` used by many threads. Raises the same errors as ``RolloutConnections``."""
 
     def __init__(self) -> None:
         self._transports = Transports(lambda: httpx2.HTTPTransport(verify=tls()))
         self._max_bytes = limit_bytes()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """See ``httpx2``."""
+        """Send a request, as ``httpx2`` defines it."""
         transport = self._transports.take(request)
         offer_gzip(request)
         try:
             reply = transport.handle_request(request)
-        except BaseException:  # whatever ended it, the transport can be used again
+        except BaseException:  # the transport stays usable after any error
             self._give_back(request, transport)
             raise
         assert isinstance(reply.stream, httpx2.SyncByteStream)
@@ -60,7 +60,7 @@ class ThreadConnections(httpx2.BaseTransport):
         return reply
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all connections."""
         for transport in self._transports.take_all():
             transport.close()
 
@@ -81,7 +81,7 @@ class _ThreadBody(httpx2.SyncByteStream):
         yield from self._parts.end()
 
     def close(self) -> None:
-        # Once, as for `AsyncBody`.
+        # Only once, as in `AsyncBody`.
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             try:

@@ -1,4 +1,4 @@
-"""What goes around each engine call of a rollout."""
+"""Address, time limit, request id and error handling of each engine call of a rollout."""
 
 import asyncio
 import concurrent.futures
@@ -34,17 +34,17 @@ T = TypeVar("T")
 CHAT_PATH = "/chat/completions"
 CONNECT_TIMEOUT_S = 10.0
 EXPIRED_S = 0.05
-"""A call ends by its time limit a moment before its group is closed: that is no error of the rollout."""
+"""With less time than this left, a group counts as closed: calls time out shortly before their group closes."""
 
 
 class CutShort(Exception):
-    """A call had as long as its group, which goes on: its time stood still, or another sample came. Ask again."""
+    """Raised when a call used up its group's time but the group got more, by a pause or a sample: repeat the call."""
 
 
 class EngineCalls:
-    """Goes around each engine call of one rollout: its ``rid``, its time limit, and another engine when one is gone.
+    """Prepares each engine call of one rollout: sets ``rid`` and time limit, and replaces engines that are gone.
 
-    SGLang engines are asked for token ids and logprobs, whatever the rollout function asks for.
+    SGLang engines are always asked for token ids and logprobs, even if the rollout function does not request them.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class EngineCalls:
         rollout_slot: RolloutSlot,
     ) -> None:
         self.wait_over: EngineWaitOver | None = None
-        """Why no call goes out any more, once no engine has answered for too long."""
+        """Set once no engine has answered for too long: no more calls are sent."""
         self.group = group
         self.trace = trace
         self.rollout_slot = rollout_slot
         self.cap = TokenCap(rollout_slot.cap_tokens)
         self.is_broken = False
-        """Its cap has ended it: no call goes out any more."""
+        """Whether the token cap has ended the rollout: no more calls are sent."""
         self._pool = pool
         self._member = member
         self._occupied: ExitStack | None = None
@@ -78,26 +78,26 @@ class EngineCalls:
 
     @property
     def defaults(self) -> EngineDefaults:
-        """What its engine takes for sampling parameters that a call leaves out."""
+        """The engine's defaults for sampling parameters that a call leaves out."""
         return self._member.defaults
 
     @property
     def notices(self) -> CaptureNotices:
-        """What says, once for the run, that logprobs are not the policy's."""
+        """Warnings, logged once per run, about logprobs that are not the policy's."""
         return self._pool.notices
 
     @property
     def http(self) -> httpx.AsyncClient:
-        """For what engines are asked beside the calls; used in the event loop."""
+        """Client for requests to engines other than rollout calls. Only for use in the event loop."""
         return self._pool.http
 
     def template_at(self, url: str) -> ChatTemplate | None:
-        """For chats to the server at ``url`` that should go over ``/generate``, so that they tell their tokens."""
+        """Template for chats that must go to ``/generate`` of ``url`` because only that returns tokens; else None."""
         return self._pool.template_at(url) if self.group.captures else None
 
     @contextmanager
     def occupying(self) -> Iterator[None]:
-        """Count the rollout against the engine that it talks to, which may become another one."""
+        """Count the rollout in the load of its current engine, even when the engine is replaced."""
         self._occupied = ExitStack()
         self._occupy(self._occupied)
         try:
@@ -113,7 +113,7 @@ class EngineCalls:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls may go out: not while the run is held for its trainer, or its engines stand still."""
+        """Whether calls may be sent: neither run nor engines are paused, and the engine's cache key is known."""
         return self.group.hold.may_call and self._is_key_known
 
     @property
@@ -121,7 +121,7 @@ class EngineCalls:
         return not self.target.is_sglang or self._pool.cache_keys.has(self.target.url)
 
     async def when_open(self, turn: SpanHandle | None = None) -> None:
-        """Return when calls may go out; for a call of ``turn``."""
+        """Wait until calls of ``turn`` may be sent."""
         if self.is_open:
             return
         with self.group.working():
@@ -133,18 +133,18 @@ class EngineCalls:
                     await self._pool.cache_keys.prepare(self.target.url)
 
     def wait_open(self, turn: SpanHandle | None = None) -> None:
-        """``when_open`` for a rollout in a thread."""
+        """Wait like ``when_open``, from a rollout's thread."""
         if not self.is_open:
             self.in_loop(self.when_open(turn))
 
     @contextmanager
     def one_call(self, options: Any, default_timeout: Any, turn: ChatTurn | None = None) -> Iterator[Any]:
-        """Around one HTTP request: yields ``options`` with address, time limit and ``rid`` set.
+        """Wrap one HTTP request: yields ``options`` with address, time limit and ``rid`` set.
 
-        The ``turn`` has the call's span, which an error ends, and else whoever reads the answer.
+        ``turn`` holds the call's span. An error ends the span; otherwise the reader of the answer ends it.
 
-        Raises ``GroupClosed`` instead, and also in place of the error that a call of a closed group ends with, and
-        ``CutShort`` in place of a time-out that nobody asked for; ``RolloutBroken`` where its cap leaves nothing.
+        Raises ``GroupClosed`` if the group is closed, also in place of any error of the call. Raises ``CutShort`` in
+        place of a timeout that the caller did not request, and ``RolloutBroken`` if the token cap is used up.
         """
         self.check()
         if self.cap.is_spent and is_chat(options):
@@ -155,7 +155,7 @@ class EngineCalls:
             call = (member.server.url, next(self._names))
         turn.call = span = CallSpan(self.trace, turn.span, *call, self._ask_load)
         self.group.hold.note_call(span)
-        # In flight before it is sent: whoever closes the group must find every call that an engine may have.
+        # Registered before it is sent: closing the group must find every call that an engine may have.
         try:
             with span.failing(), self.group.in_flight(call):
                 bound = self._bound(options, default_timeout, call, span.traceparent)
@@ -165,7 +165,7 @@ class EngineCalls:
             self.abandon(*call)
             if isinstance(error, openai.APITimeoutError):
                 self.check()
-            else:  # a cancelled task stays one, unless its group is closed
+            else:  # the task stays cancelled unless its group is closed
                 self._check_group()
             is_gone = self._note_gone(member, error)
             is_timeout = isinstance(error, openai.APITimeoutError) and not is_gone
@@ -178,7 +178,7 @@ class EngineCalls:
             raise
 
     def check(self) -> None:
-        """Raise ``GroupClosed`` if the group is closed, or is about to be, and ``RolloutBroken`` after the cap."""
+        """Raise ``GroupClosed`` if the group is closed or about to close, ``RolloutBroken`` if no calls may follow."""
         self._check_group()
         if self.is_broken or self.wait_over is not None:
             raise RolloutBroken(self._names.prefix)
@@ -190,12 +190,12 @@ class EngineCalls:
     # --- at the cap
 
     def check_cut(self, turns: Iterable[Turn], cut_at: int | None) -> None:
-        """Raise ``RolloutBroken`` if the cap, which allowed ``cut_at`` tokens, has ended a call with these turns."""
+        """Raise ``RolloutBroken`` if the cap, at ``cut_at`` tokens, cut the call that returned ``turns``."""
         if was_cut(turns, cut_at):
             self.break_off()
 
     def break_off(self) -> NoReturn:
-        """The cap is reached: ends the other calls at their engines. Raises ``RolloutBroken``."""
+        """End the rollout at its token cap: stop its other calls at their engines and raise ``RolloutBroken``."""
         if not self.is_broken:
             self.is_broken = True
             if not self._loop.is_closed():
@@ -204,13 +204,13 @@ class EngineCalls:
         raise RolloutBroken(self._names.prefix)
 
     async def end_calls(self) -> None:
-        """Have the engines end those of the rollout: so it is known what they have sampled."""
+        """Make the engines end the rollout's calls, so that the sampled tokens are known."""
         await self._pool.stop(lambda: [call for call in self.group.calls() if call[1].startswith(self._names.prefix)])
 
     async def replace_engine(self) -> None:
-        """The engine is gone: go on with another one, or wait until one answers."""
+        """Switch to another engine, waiting until one answers. Does nothing if the current engine has no failures."""
         if not self._member.failures:
-            return  # another call of the rollout was here before, or the engine is back
+            return  # another call of the rollout has replaced it already, or the engine is back
         with self.group.working():
             self._member = await self._taken()
         if self._occupied is not None:
@@ -225,11 +225,11 @@ class EngineCalls:
             raise RolloutBroken(self._names.prefix) from error  # ends functions that retry on any Exception
 
     def note_away(self) -> None:
-        """The rollout has found that no engine answers: none begins before one does."""
+        """Mark the engine as failed, so that no rollout starts before an engine answers."""
         self._pool.failed(self._member)
 
     def in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` in the event loop from the rollout's thread; ``GroupClosed`` when the group closes meanwhile."""
+        """Run ``work`` in the event loop from the rollout's thread. Raises ``GroupClosed`` if the group closes."""
         if self._loop.is_closed():
             work.close()
             raise GroupClosed(self.group.group_id)
@@ -239,23 +239,23 @@ class EngineCalls:
             raise GroupClosed(self.group.group_id) from None
 
     def key_of(self, url: str, body: Mapping[str, Any]) -> CacheKey:
-        """Under which the engine at ``url`` caches a call that was sent with ``body``."""
+        """Cache key of a call that was sent with ``body`` to the engine at ``url``."""
         return self._pool.cache_keys.sent(body.get("extra_key")) or self._pool.cache_keys.of(url)
 
     def judged(self, key: CacheKey, turns: Iterable[Turn]) -> list[Turn]:
-        """The turns of a call, marked where other weights may have filled its cache, with the run's own versions."""
+        """Return a call's turns with the run's weight versions, marked if other weights may have filled its cache."""
         return self._pool.judged(key, turns)
 
     def _note_gone(self, member: Member, error: BaseException) -> bool:
-        """Whether a call failed because its engine is gone, which is noted."""
+        """Report whether a call failed because its engine is gone, and mark the engine as failed if so."""
         is_gone = isinstance(error, openai.APIError) and is_unavailable(error)
         if is_gone:
             self._pool.failed(member)
         return is_gone
 
     def abandon(self, url: str, rid: str) -> None:
-        """Let the engine know that nobody waits for ``rid`` any more; returns at once."""
-        # A thread may outlive the run that its group was of.
+        """Ask the engine to abort ``rid``. Returns at once."""
+        # A rollout's thread may outlive the run.
         if not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(self._pool.abandon(url, rid), self._loop)
 
@@ -265,14 +265,14 @@ class EngineCalls:
             "url": f"{url}/v1/{options.url.lstrip('/')}",
             "timeout": _at_most(_given(options, default_timeout), self.group.left_s()),
         }
-        # Other servers may refuse fields that they do not know.
+        # Other servers may reject unknown fields.
         if self.target.is_sglang and isinstance(options.json_data, dict):
             changed["extra_json"] = self._extra_fields(options, url, rid)
         if self.cap.tokens is not None and is_chat(options):
             given = changed.get("extra_json", options.extra_json or {})
             changed["extra_json"] = {**given, **self.cap.limits(body_of(options))}
         given = headers_of(options) if traceparent else {}
-        # One that the user's code gives itself comes before ours.
+        # A header set by the user's code wins.
         if traceparent and not any(name.lower() == "traceparent" for name in given):
             changed["headers"] = {**given, "traceparent": traceparent}
         return options.model_copy(update=changed)
@@ -282,14 +282,14 @@ class EngineCalls:
         if not is_chat(options):
             return given
         body = {**options.json_data, **given}
-        # Else a prompt's cache may be that of other weights, where an update did not empty it.
+        # Without it, a prompt may hit a cache filled by other weights if an update did not flush it.
         key = self._pool.cache_keys.of(url)
         given["extra_key"] = body["extra_key"] = key.beside(body.get("extra_key"))
         return asking(body, is_stream=bool(body.get("stream"))) if self.group.captures else given
 
 
 async def taken(pool: EnginePool, preferred: str | None, limit_s: float) -> Member:
-    """The server that a rollout should talk to now. Raises ``EngineWaitOver``."""
+    """Take an engine for a rollout, waiting up to ``limit_s``. Raises ``EngineWaitOver``."""
     try:
         async with asyncio.timeout(limit_s):
             return await pool.take(preferred)
@@ -298,7 +298,7 @@ async def taken(pool: EnginePool, preferred: str | None, limit_s: float) -> Memb
 
 
 class CallNames:
-    """The ``rid`` of each call of one attempt, in order. All begin with ``prefix``."""
+    """Iterator over the ``rid`` of each call of one attempt. All begin with ``prefix``."""
 
     def __init__(self, run_id: str, group: OpenGroup, slot: int, attempt: int) -> None:
         self.prefix = attempt_rid_prefix(run_id, group.group_id, slot, attempt)
@@ -314,18 +314,18 @@ def is_chat(options: Any) -> bool:
 
 
 def body_of(options: Any) -> dict[str, Any]:
-    """The body of a call of the openai package."""
+    """Return the body of a call of the openai package."""
     given = options.json_data if isinstance(options.json_data, dict) else {}
     return {**given, **(options.extra_json or {})}
 
 
 def headers_of(options: Any) -> dict[str, Any]:
-    """Those that a call of the openai package was given itself."""
+    """Return the headers that the caller gave to a call of the openai package."""
     return dict(options.headers) if isinstance(options.headers, Mapping) else {}
 
 
 def _given(options: Any, default_timeout: Any) -> Any:
-    """Seconds, a ``Timeout`` of the openai package, or None."""
+    """Timeout of a call: seconds, a ``Timeout`` of the openai package, or None."""
     timeout = options.timeout
     is_given = timeout is None or isinstance(timeout, int | float | openai.Timeout)
     return timeout if is_given else default_timeout
@@ -337,7 +337,7 @@ def _read_s(given: Any) -> float | None:
 
 
 def _at_most(given: Any, left_s: float) -> openai.Timeout:
-    """``given``, cut to ``left_s``."""
+    """Limit the timeout ``given`` to ``left_s``."""
     limit_s, read_s = max(left_s, 0.001), _read_s(given)
     read_s = limit_s if read_s is None else min(read_s, limit_s)
     return openai.Timeout(read_s, connect=min(CONNECT_TIMEOUT_S, limit_s))

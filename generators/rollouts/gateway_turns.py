@@ -1,22 +1,22 @@
-"""The turns of an agent, which the gateway has recorded, within the time of the rollout that is recorded here."""
+"""Merging of an agent's turns, recorded by the gateway, into the phases that the run process recorded."""
 
 from collections.abc import Mapping, Sequence
 
 from forebay.telemetry.tracing.records import TurnSummary
 
 AROUND = ("environment", "agent", "tool")
-"""What an agent's time is here, where the gateway knows better."""
+"""Phases of an agent's time in the run process, which the gateway's more precise phases replace."""
 BETWEEN = ("agent", "tool")
-"""What the gateway says of time in which it knows of no call: here it may have been measured."""
+"""The gateway's phases for time without calls, which the run process may have measured better."""
 
 Phases = dict[str, int]
 """Exclusive nanoseconds by phase."""
 
 
 def with_gateway_turns(phases: Mapping[str, int], turns: Sequence[TurnSummary]) -> Phases:
-    """The phases with those of the turns in place of the agent's time; they add up to what they did before.
+    """Replace the agent's time in ``phases`` with the phases of its turns; the total stays the same.
 
-    ``phases`` are the run process's, those of ``turns`` the gateway's.
+    ``phases`` come from the run process, those of ``turns`` from the gateway.
     """
     brought: Phases = {}
     for turn in turns:
@@ -24,7 +24,7 @@ def with_gateway_turns(phases: Mapping[str, int], turns: Sequence[TurnSummary]) 
             brought[name] = brought.get(name, 0) + spent
     own = dict(phases)
     too_much = _taken(own, AROUND, sum(brought.values()))
-    # Spans of the agent's own code, in this process, say more of the time between its calls.
+    # Spans of the agent's code in this process are more precise about the time between its calls.
     too_much = _taken(brought, BETWEEN, too_much)
     too_much = _taken(brought, sorted(brought, key=brought.__getitem__, reverse=True), too_much)
     for name, spent in brought.items():
@@ -33,7 +33,7 @@ def with_gateway_turns(phases: Mapping[str, int], turns: Sequence[TurnSummary]) 
 
 
 def _taken(phases: Phases, names: Sequence[str], wanted: int) -> int:
-    """Take ``wanted`` out of the named phases, in their order; what of it was not there."""
+    """Subtract ``wanted`` from the named phases, in order, and return what could not be subtracted."""
     for name in names:
         taken = min(phases.get(name, 0), wanted)
         if taken:

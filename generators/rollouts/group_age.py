@@ -1,10 +1,10 @@
-"""How old a group is: both of its limits count by the run's clock, and only while one of its rollouts is in flight."""
+"""Age of a group: its timeout and deadline count by the run's clock, and only while a rollout is in flight."""
 
 from forebay.core.clock import ActiveClock
 
 
 class GroupAge:
-    """Stands still while none of the group's rollouts is in flight. ``counted_s`` is what was counted before."""
+    """Age of a group, stopped while none of its rollouts is in flight. ``counted_s`` is the age to start with."""
 
     def __init__(self, clock: ActiveClock, timeout_s: float, deadline_s: float, counted_s: float = 0.0) -> None:
         self._clock = clock
@@ -16,7 +16,7 @@ class GroupAge:
         self._num_in_flight = 0
 
     @property
-    def stands_still(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether no rollout is in flight."""
         return not self._num_in_flight
 
@@ -25,25 +25,25 @@ class GroupAge:
         return self._counted_s + (self._clock.now_s() - self._since_s if self._num_in_flight else 0.0)
 
     def left_s(self) -> float:
-        """Seconds, as they are counted, until one of the limits is reached."""
+        """Counted seconds until the timeout or the deadline, whichever is first."""
         return max(0.0, self._ends_s - self.now_s())
 
     def deadline_left_s(self) -> float:
-        """Until the later limit, which no sample moves."""
+        """Counted seconds until the deadline, which no sample extends."""
         return max(0.0, self._deadline_s - self.now_s())
 
     def note_sample(self) -> None:
-        """The time after a sample begins again, within the deadline."""
+        """Restart the timeout, within the deadline."""
         self._ends_s = min(self._deadline_s, self.now_s() + self._timeout_s)
 
     def enter(self) -> None:
-        """A rollout is in flight."""
+        """Note that one more rollout is in flight."""
         if not self._num_in_flight:
             self._since_s = self._clock.now_s()
         self._num_in_flight += 1
 
     def leave(self) -> None:
-        """One is not any more."""
+        """Note that a rollout is no longer in flight."""
         counted_s = self.now_s()
         self._num_in_flight -= 1
         if not self._num_in_flight:

@@ -1,4 +1,4 @@
-"""The streams that rollout functions read: those of the openai package, recorded as they are read."""
+"""Streams of the openai package that are recorded while rollout functions read them."""
 
 import asyncio
 import time
@@ -12,11 +12,11 @@ from openai.types.chat import ChatCompletionChunk
 from forebay.generators.rollouts.recording import CallRecorder
 
 DRAIN_S = 3.0
-"""How long the rest of a stream is read after its reader has stopped: an engine that stops it needs milliseconds."""
+"""Limit for reading the rest of a stream after its reader has stopped. Engines need milliseconds to abort a call."""
 
 
 class RecordedStream(openai.Stream[ChatCompletionChunk]):
-    """For rollout functions that run in a thread. Each call has a class of its own, with its ``recorder``."""
+    """Stream for rollout functions that run in a thread. Each call has its own subclass, with its ``recorder``."""
 
     recorder: CallRecorder
 
@@ -35,15 +35,15 @@ class RecordedStream(openai.Stream[ChatCompletionChunk]):
         yield from self.recorder.last_chunks()
 
     def close(self) -> None:
-        """As in the package; before that, the engine tells the tokens that it has sampled."""
+        """Record the tokens sampled so far, then close like the package does."""
         self.drain()
         super().close()
 
     def drain(self) -> None:
-        """Stop the call, and read what its engine still tells; nothing at the end of a stream."""
+        """Abort the call and record the rest of the stream. Does nothing at the end of a stream."""
         if self.recorder.stop():
             until_s = time.monotonic() + DRAIN_S
-            # A ValueError: the reader is still at it, in another thread. What was read so far counts.
+            # ValueError: another thread is still reading. What was read so far is recorded.
             with self.recorder.reading(), suppress(ValueError):
                 for chunk in self._chunks:
                     self.recorder.feed(chunk)
@@ -52,12 +52,12 @@ class RecordedStream(openai.Stream[ChatCompletionChunk]):
         self.recorder.end_in_thread()
 
     async def stop_and_record(self) -> None:
-        """``drain`` from the event loop."""
+        """Run ``drain`` from the event loop."""
         await asyncio.to_thread(self.drain)
 
 
 class AsyncRecordedStream(openai.AsyncStream[ChatCompletionChunk]):
-    """For ``async`` rollout functions. Each call has a class of its own, with its ``recorder``."""
+    """Stream for ``async`` rollout functions. Each call has its own subclass, with its ``recorder``."""
 
     recorder: CallRecorder
 
@@ -77,14 +77,14 @@ class AsyncRecordedStream(openai.AsyncStream[ChatCompletionChunk]):
             yield chunk
 
     async def close(self) -> None:
-        """As in the package; before that, the engine tells the tokens that it has sampled."""
+        """Record the tokens sampled so far, then close like the package does."""
         await self.stop_and_record()
         await super().close()
 
     async def stop_and_record(self) -> None:
-        """Stop the call, and read what its engine still tells; nothing at the end of a stream."""
+        """Abort the call and record the rest of the stream. Does nothing at the end of a stream."""
         if self.recorder.stop():
-            # A RuntimeError: the reader is still at it, in another task. What was read so far counts.
+            # RuntimeError: another task is still reading. What was read so far is recorded.
             with self.recorder.reading(), suppress(TimeoutError, RuntimeError):
                 async with asyncio.timeout(DRAIN_S):
                     async for chunk in self._chunks:

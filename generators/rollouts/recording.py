@@ -1,4 +1,4 @@
-"""Recording the engine calls of a rollout: each chat becomes turns of its trajectory, streamed or not."""
+"""Recording of a rollout's engine calls: each chat, streamed or not, becomes turns of the trajectory."""
 
 import logging
 import time
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class CallRecorder:
-    """One chat of a rollout. ``sent`` is the body that goes to ``url``, ``options`` what the user's code asked for."""
+    """Records one chat of a rollout. ``sent`` is the body sent to ``url``; ``options`` are the user's own options."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class CallRecorder:
 
     @classmethod
     def of(cls, rollout: Rollout, bound: Any, options: Any, turn: ChatTurn) -> Self | None:
-        """What records the call that goes out as ``bound`` and was asked for by ``options``; None if it is no chat."""
+        """Return a recorder for the call sent as ``bound`` and requested with ``options``; None if it is not a chat."""
         if not options.url.endswith(CHAT_PATH):
             return None
         url = bound.url.removesuffix(f"/v1{CHAT_PATH}")
@@ -73,24 +73,24 @@ class CallRecorder:
 
     @property
     def renders(self) -> bool:
-        """Whether ``outgoing`` has anything to do, which may take milliseconds."""
+        """Whether ``outgoing`` renders a template, which may take milliseconds."""
         return self._template is not None
 
     def outgoing(self, bound: Any) -> Any:
-        """The call of a whole chat as it goes out: over ``/generate`` where that alone tells the tokens."""
+        """Return the call to send for a non-streamed chat: to ``/generate`` if only that returns the tokens."""
         if self._template is not None:
             self._templated = TemplatedCall.of(self._sent, self._client_body, self._template)
         return bound if self._templated is None else self._templated.options(bound, self._url)
 
     async def note_version(self) -> None:
-        """Look up the engine's weights before a stream, which does not tell them."""
+        """Look up the engine's weight version before a stream, because streams do not contain it."""
         self._turn.note_stream()
         if self._is_sglang:
             with self._asking():
                 self._version = await weight_version_of(self._calls.http, self._url)
 
     def part(self, raw: Any) -> Part:
-        """Read a whole reply, given as a raw response of the package. Its tokens are counted, not yet recorded."""
+        """Read a complete reply, given as the package's raw response, and count its tokens without recording them."""
         with self._span.failing():
             if self._templated is not None:
                 raw.http_response = self._templated.response(raw.http_response)
@@ -103,13 +103,13 @@ class CallRecorder:
         return Part(body, turns, raw)
 
     def note_stream(self, stream: OpenStream) -> None:
-        """The reply is this stream."""
+        """Note that the reply is ``stream``."""
         self._rollout.open_streams[self] = stream
         self._calls.group.begin_stream(self._call)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around the reading of a stream: one that breaks off with an error leaves nothing to record."""
+        """Wrap the reading of a stream. A stream that breaks off with an error is not recorded."""
         try:
             yield
         except (openai.APIError, EngineError) as error:
@@ -117,7 +117,7 @@ class CallRecorder:
             raise
         except (*UNREADABLE, httpx2.NetworkError, httpx2.ProtocolError) as error:
             self._note_broken(error)
-            raise EngineError(f"the engine's stream cannot be read to its end: {error!r:.300}") from error
+            raise EngineError(f"cannot read the engine's stream to its end: {error!r:.300}") from error
 
     def _note_broken(self, error: Exception) -> None:
         logger.info("rollout %s: a stream broke off: %r", self._rollout.rollout_id, error)
@@ -125,43 +125,43 @@ class CallRecorder:
         self._end_spans(error=type(error).__name__)
 
     def feed(self, chunk: ChatCompletionChunk) -> bool:
-        """Record one chunk. False: the user's code did not ask for it, or gets it with ``last_chunks``.
+        """Record one chunk. Returns False if user code did not request it, or gets it from ``last_chunks``.
 
-        Raises ``EngineError`` for what is none.
+        Raises ``EngineError`` if ``chunk`` is not a valid chunk.
         """
-        if not isinstance(chunk, ChatCompletionChunk):  # the package makes the best of whatever comes
-            raise unreadable(chunk, CHUNK, TypeError("it is no object"))
+        if not isinstance(chunk, ChatCompletionChunk):  # the package passes on invalid chunks
+            raise unreadable(chunk, CHUNK, TypeError("not a JSON object"))
         fields = chunk.model_dump(exclude_unset=True, warnings=False)
         check_chunk(fields)
         self._reader.feed(fields)
         stripped = strip(fields, self._client_body)
         if stripped is not None and "usage" not in stripped:
-            chunk.usage = None  # we asked the engine for it, the user's code did not
+            chunk.usage = None  # requested from the engine by us, not by user code
         if stripped is not None and self._may_be_cut(chunk):
             self._withheld.append(chunk)
             return False
         return stripped is not None
 
     def _may_be_cut(self, chunk: ChatCompletionChunk) -> bool:
-        """Whether the cap may have ended the stream, which is known when all of it is there."""
+        """Whether the token cap may have ended the stream, which is only known at its end."""
         if self._cut_at is None:
             return False
         return bool(self._withheld) or any(choice.finish_reason == "length" for choice in chunk.choices)
 
     def last_chunks(self) -> list[ChatCompletionChunk]:
-        """Those that come once the stream is recorded. Raises ``RolloutBroken`` where the cap has ended it."""
+        """Return the withheld chunks of a recorded stream. Raises ``RolloutBroken`` if the token cap ended it."""
         if self._calls.is_broken:  # by another call
             self._calls.check()
         self._calls.check_cut(self._turns, self._cut_at)
         return self._withheld
 
     def check_begun(self) -> None:
-        """At the end of the stream: raises ``EngineError`` if nothing came."""
+        """Raise ``EngineError`` if the stream ended without any choice."""
         check_has_choice(self._reader.is_begun)
 
     def stop(self) -> bool:
-        """Nobody reads any further: the engine is told so. Whether it is worth while to hear what it still tells."""
-        # Other servers end a call when its connection is closed, and have nothing more to say.
+        """Abort the stream at the engine. Returns whether the rest of the stream should be drained."""
+        # Other servers end a call when its connection is closed, and send nothing more.
         if self._is_ended or not self._is_sglang:
             return False
         if not self._reader.is_finished:
@@ -170,16 +170,16 @@ class CallRecorder:
         return not self._reader.is_complete
 
     def drop(self) -> None:
-        """Nobody asks what the stream told: its engine is told to stop."""
+        """Abort the stream at the engine without recording it."""
         self.stop()
         self._close()
         self._end_spans(error="dropped")
 
     async def end(self) -> None:
-        """Record the stream, as far as it was read."""
+        """Record what was read of the stream."""
         if self._is_ended:
             return
-        # Closed before anything is awaited: the reader and the end of the rollout may both come here.
+        # Closed before anything is awaited: the reader and the end of the rollout may both call this.
         self._close()
         turns = [self._drawn(turn) for turn in self._reader.turns(ended_s=time.time())]
         if self._is_sglang:
@@ -192,7 +192,7 @@ class CallRecorder:
         self._rollout.record(turns, self._options)
 
     def _asking(self) -> AbstractContextManager[None]:
-        """Around what the engine is asked beside the chat."""
+        """Return a span for engine requests other than the chat."""
         return ended(
             self._calls.trace.begin("engine", up=self._turn.span, engine=without_login(self._url), asked="weights")
         )
@@ -211,6 +211,6 @@ class CallRecorder:
         self._calls.group.end_stream(self._call)
 
     def end_in_thread(self) -> None:
-        """``end`` for a stream that is read in a thread."""
+        """Record a stream that is read in a thread, like ``end``."""
         if not self._is_ended:
             self._calls.in_loop(self.end())

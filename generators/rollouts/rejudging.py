@@ -1,4 +1,4 @@
-"""Asking a reward function about recorded rollouts: ``rewards: "again"``, and ``forebay compare --reward``."""
+"""Scoring recorded rollouts again, for ``rewards: "again"`` and ``forebay compare --reward``."""
 
 import asyncio
 import logging
@@ -23,9 +23,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class Rejudge:
-    """Gives recorded rollouts the reward that ``rewarder`` tells now; ``at_once`` of them at a time.
+    """Scores recorded rollouts again with ``rewarder``, at most ``at_once`` at a time.
 
-    A judge that fails is asked again ``num_retries`` times. A rollout without a reward has failed then, as ever.
+    A failing reward function is retried ``num_retries`` times. A rollout that still has no reward has failed.
     """
 
     def __init__(self, rewarder: Rewarder, *, num_retries: int, at_once: int) -> None:
@@ -35,7 +35,7 @@ class Rejudge:
         self._places = asyncio.Semaphore(at_once)
 
     async def judged(self, rollout: ReplayedRollout, row: TaskRow) -> ReplayedRollout:
-        """The same rollout with the reward of now, or without its forks as one whose judge failed."""
+        """Return the rollout with its new reward; if its reward function failed, as failed and without its forks."""
         return replace(rollout, samples=(await judged_again(rollout.samples, row, self._asked)).samples)
 
     async def _asked(self, item: dict[str, Any]) -> RewardOutcome:
@@ -54,7 +54,7 @@ class Rejudge:
 
 @dataclass(frozen=True)
 class JudgedAgain:
-    """The samples of a rollout, and what its reward function said; None where there was nothing to be asked about."""
+    """The samples of a rollout, and the new reward outcome; None if there was nothing to score."""
 
     samples: tuple[ReplayedSample, ...]
     outcome: RewardOutcome | None
@@ -63,11 +63,11 @@ class JudgedAgain:
 async def judged_again(
     samples: Sequence[ReplayedSample], row: TaskRow | None, ask: Callable[[dict[str, Any]], Awaitable[RewardOutcome]]
 ) -> JudgedAgain:
-    """The samples of a rollout, the main one last, with the reward that ``ask`` tells for its item.
+    """Score the samples of a rollout, the main one last, with the reward that ``ask`` returns for its item.
 
-    A rollout without one now is its main sample alone, which has failed. One that had failed before there was anything
-    to judge stays as it is. Without ``row``, so much of it is used as the sample has in ``extra_info``. Nobody is asked
-    about one whose reward function was given what was not recorded: it has failed.
+    If there is no new reward, only the main sample remains, as failed. Rollouts that failed before they could be scored
+    stay unchanged. Without ``row``, the fields of the sample's ``extra_info`` are used. If the input of the reward
+    function was not recorded, the rollout fails without calling ``ask``.
     """
     main = samples[-1]
     if main.record.reward is None and main.record.rollout_outcome != RolloutOutcome.JUDGE_FAILURE:
@@ -76,7 +76,7 @@ async def judged_again(
     messages = fields.get("messages")
     returned = Returned(messages if isinstance(messages, list) else [], str(_info(fields).get("finish_reason", "")))
     if not main.record.is_foreign and (returned.messages is not messages or _is_given_lost(fields, row)):
-        judged = RewardOutcome(None, NotRecorded.code, "what its reward function was given was not recorded")
+        judged = RewardOutcome(None, NotRecorded.code, "the input of its reward function was not recorded")
     else:
         judged = await ask(_item(main, fields, returned, row))
     if judged.kind or judged.reward is None:
@@ -86,7 +86,7 @@ async def judged_again(
 
 
 def check_judge(judge: RewardFunc) -> None:
-    """Raise ``FolderNotRecorded`` for a judge that looks at what an agent left in its folder: that is not recorded."""
+    """Raise ``FolderNotRecorded`` if the reward function reads the agent's folder, which is not recorded."""
     if getattr(judge, "needs_folder", False):
         raise FolderNotRecorded
 
@@ -97,15 +97,15 @@ def _info(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_given_lost(fields: dict[str, Any], row: TaskRow | None) -> bool:
-    """Whether its rollout may have handed something to the reward function that was too large, or never kept."""
+    """Whether the rollout may have passed values to the reward function that were too large or not kept."""
     if "for_reward" in fields:
         return fields["for_reward"] is None
-    # Whoever keeps it names the row as well. Without ``row`` the sample is all that there is, whoever made it.
+    # Writers that keep `for_reward` also keep the row's digest. Without ``row``, only the sample is available.
     return "agent" in (info := _info(fields)) or (row is not None and "row" not in info)
 
 
 def _item(main: ReplayedSample, fields: dict[str, Any], returned: Returned, row: TaskRow | None) -> dict[str, Any]:
-    """What the reward function was given then, with the row as it is now."""
+    """Return the original input of the reward function, with the current row."""
     given, info = fields.get("for_reward"), _info(fields)
     return {
         **({**info, "extra_info": info} if row is None else row.fields),
@@ -118,7 +118,7 @@ def _item(main: ReplayedSample, fields: dict[str, Any], returned: Returned, row:
 
 
 def _rewarded(sample: ReplayedSample, reward: float, outcome: RolloutOutcome) -> ReplayedSample:
-    # The number may be longer or shorter now, and few ask where it is.
+    # The number's length may change, and its position is rarely needed, so it is cleared.
     record = msgspec.structs.replace(sample.record, reward=reward, reward_start=0, reward_end=0)
     span = (sample.record.reward_start, sample.record.reward_end)
     has_raw = not isinstance(sample.names().raw_reward, msgspec.UnsetType)

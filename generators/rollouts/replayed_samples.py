@@ -1,4 +1,4 @@
-"""Recorded samples that take the place of rollouts: which slots of a group have one, and their bodies in this run."""
+"""Recorded samples that replace rollouts: the slots of a group that have one, and their bodies in this run."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from forebay.replay.replayed_bodies import splice
 
 
 class _Names(msgspec.Struct):
-    """What a body says of where it belongs."""
+    """Fields of a body that place it in a run."""
 
     uid: Field = msgspec.UNSET
     epoch: Field = msgspec.UNSET
@@ -34,24 +34,24 @@ _decode_names = msgspec.json.Decoder(_Names).decode
 
 @dataclass(frozen=True)
 class ReplayedSample:
-    """One sample, as it was stored."""
+    """One stored sample."""
 
     record: SampleRow
     body: bytes
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Its JSON, without the arrays of a binary body."""
+        """JSON fields of the sample, without the arrays of a binary body."""
         fields: dict[str, Any] = msgspec.json.decode(self._split()[1])
         return fields
 
     def edited(self, changes: Mapping[str, Any], removed: Sequence[str] = ()) -> "ReplayedSample":
-        """The same with other values in some fields; its arrays stay as they are, and so does the order of fields."""
+        """Return a copy with changed fields. Arrays and the order of fields are kept."""
         fields = {name: value for name, value in self.fields.items() if name not in removed}
         return replace(self, body=self._split()[0] + msgspec.json.encode({**fields, **changes}))
 
     def names(self) -> _Names:
-        """What it says of where it belongs."""
+        """Return the fields that place the sample in a run."""
         return _decode_names(self._split()[1])
 
     def _split(self) -> tuple[bytes, bytes]:
@@ -61,7 +61,7 @@ class ReplayedSample:
 
 @dataclass(frozen=True)
 class ReplayedRollout:
-    """What was recorded of the rollout of one slot: its samples, forks first, the main one last."""
+    """Recorded samples of one slot's rollout: forks first, the main one last."""
 
     head: GroupHead
     samples: tuple[ReplayedSample, ...]
@@ -73,11 +73,11 @@ class ReplayedRollout:
 
     @property
     def slot(self) -> int:
-        """Where it was, and goes."""
+        """Slot of the rollout, both in the recording and in this run."""
         return self.main.record.slot
 
     def row_digest(self, row: TaskRow) -> str | None:
-        """Of the row that it was made of; None where that was not recorded, or ``row`` has a field in its place."""
+        """Digest of the row it was made from; None if not recorded, or if ``row`` has its own field of that name."""
         own = row.fields.get("extra_info")
         info = value_of(self.main.names().extra_info)
         if "row" in row.fields or (isinstance(own, dict) and "row" in own) or not isinstance(info, dict):
@@ -87,10 +87,10 @@ class ReplayedRollout:
 
 
 def recorded_rollouts(found: RecordedBodies, slots: Sequence[int]) -> dict[int, ReplayedRollout]:
-    """By slot, those of ``slots`` that were recorded whole, as they came: no body of them is damaged."""
+    """Return the completely recorded rollouts of ``slots`` by slot. Rollouts with a damaged body are left out."""
     rollouts = {}
     for slot, samples in found.by_slot().items():
-        # What other writers call as we do may mean something else there.
+        # Fields of unregistered writers may have the same names but other meanings.
         is_whole = all(body and not record.is_foreign for record, body in samples)
         if slot in slots and is_whole and not samples[-1][0].fork:
             rollouts[slot] = ReplayedRollout(found.head, tuple(ReplayedSample(*each) for each in samples))
@@ -98,10 +98,10 @@ def recorded_rollouts(found: RecordedBodies, slots: Sequence[int]) -> dict[int, 
 
 
 def placed(rollout: ReplayedRollout, planned: GroupPlan, run_id: str) -> Iterator[tuple[Sample, bytes]]:
-    """The samples of a recorded rollout for its slot in ``planned``: what a writer says of each, and its body.
+    """Yield the samples of a recorded rollout for its slot in ``planned``: each as a writer's sample and its body.
 
-    Bodies are as they were recorded, but for the field that tells where they are from. Those of another epoch are this
-    run's own samples: their uid, epoch and rollout say so.
+    Bodies are unchanged except for the field that names their origin. Samples of another epoch become this run's own
+    samples, with its uid, epoch and rollout.
     """
     head, is_substitute = rollout.head, rollout.head.epoch != planned.epoch
     for sample in rollout.samples:
@@ -112,7 +112,7 @@ def placed(rollout: ReplayedRollout, planned: GroupPlan, run_id: str) -> Iterato
             "slot": rollout.slot,
             "rollout_id": record.rollout_id.replace(head.group_id, planned.group_id, 1),
         }
-        # Samples of other writers have neither epoch nor slot; here they go where they were put.
+        # Samples of other writers have neither epoch nor slot; they get those at which they were stored.
         names = sample.names()
         changes = {name: value for name, value in own.items() if not _says(value_of(getattr(names, name)), value)}
         body = (sample.edited(changes) if changes else sample).body

@@ -1,4 +1,4 @@
-"""One execution of a rollout function: what it knows about itself, and what is recorded of it."""
+"""One execution of a rollout function, with its identity and its recorded calls."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -18,26 +18,25 @@ from forebay.telemetry.tracing.records import TurnSummary
 
 
 class OpenStream(Protocol):
-    """A stream that may not have been read to its end."""
+    """A stream that may not be read to its end."""
 
     async def stop_and_record(self) -> None:
-        """Stop the call, and record it."""
+        """Stop the call and record it."""
 
 
 class StreamRecorder(Protocol):
-    """What records such a stream."""
+    """Recorder of an open stream."""
 
     def drop(self) -> None:
-        """Nobody asks what the stream told: its engine is told to stop."""
+        """Abort the stream at the engine without recording it."""
 
 
 class Rollout:
-    """What a rollout function finds as ``client.rollout``.
+    """The rollout that a rollout function finds as ``client.rollout``.
 
-    Whatever it puts into ``extra_info`` becomes part of its sample's ``extra_info``, and ``for_reward`` part of what
-    the reward function is given; both take JSON values. ``trajectory`` is what its samples are made of: ``recorded``,
-    the turns of its own engine calls, unless the rollout function puts something else there. What is entered into
-    ``at_end`` is left when the rollout is over, after its reward.
+    ``extra_info`` is merged into the sample's ``extra_info``, and ``for_reward`` into the reward function's item; both
+    take JSON values. Samples are made from ``trajectory``. It defaults to ``recorded``, the turns of the rollout's own
+    engine calls, and the rollout function may replace it. Contexts entered into ``at_end`` are left after the reward.
     """
 
     def __init__(self, run_id: str, group: OpenGroup, slot: int, attempt: int, calls: EngineCalls) -> None:
@@ -58,16 +57,16 @@ class Rollout:
         self.recorded = Trajectory(self.rollout_id)
         self.trajectory: Recorded = self.recorded
         self.open_streams: dict[StreamRecorder, OpenStream] = {}
-        """Those that were not read to their end."""
+        """Streams that have not been read to their end."""
         self.num_sampled_tokens = 0
-        """By all its calls so far, those that were aborted included."""
+        """Tokens sampled by all calls so far, including aborted ones."""
         self.calls = calls
         self.trace = calls.trace
-        """Where the time of this execution is recorded."""
+        """Trace of this execution."""
         self.num_turns = 0
-        """Chats that its own client was asked for."""
+        """Chats requested through the rollout's own client."""
         self.gateway_turns: Sequence[TurnSummary] = ()
-        """Those of an agent, as the gateway has recorded them."""
+        """Turns of an agent, as recorded by the gateway."""
         self._turn_lock = threading.Lock()
         group.note_rollout(slot, self)
 
@@ -78,11 +77,11 @@ class Rollout:
 
     @property
     def engine_url(self) -> str:
-        """The engine that this rollout talks to, without ``/v1``; another one after it failed."""
+        """URL of the current engine, without ``/v1``. Changes if the engine fails."""
         return self.calls.target.url
 
     def turn(self, options: Any) -> ChatTurn:
-        """The turn that a call of the openai package begins."""
+        """Return the turn that a call of the openai package begins."""
         if not options.url.endswith(CHAT_PATH):
             return ChatTurn()
         with self._turn_lock:
@@ -90,13 +89,13 @@ class Rollout:
         return ChatTurn(self.trace.turn(number))
 
     def count(self, turns: Iterable[Turn]) -> None:
-        """Count the tokens that one call has sampled."""
+        """Count the tokens sampled by one call."""
         number = sum(map(num_sampled, turns))
         self.num_sampled_tokens += number
         self.calls.cap.num_sampled += number
 
     def record(self, turns: Iterable[Turn], options: Any, *, num_merged: int = 0) -> None:
-        """Take in the finished turns of a call, unless its ``options`` leave it out; they had ``num_merged`` parts."""
+        """Record the finished turns of a call, merged from ``num_merged`` parts, unless ``options`` leave them out."""
         recorded = list(turns)
         if is_left_out(headers_of(options)):
             self.recorded.note("left_out", len(recorded))
@@ -107,13 +106,13 @@ class Rollout:
         self.recorded.note("merged", num_merged)
 
     async def end_streams(self) -> None:
-        """Return when every call is recorded: streams that are not read to their end are stopped."""
-        # Until there is none: while one is ended, tasks of the rollout may begin another.
+        """Stop and record all streams that were not read to their end."""
+        # In a loop: while one stream is ended, tasks of the rollout may begin another.
         while streams := list(self.open_streams.values()):
             for stream in streams:
                 await stream.stop_and_record()
 
     def _drop_streams(self) -> None:
-        # Those of an attempt that failed: their engines would go on for nobody.
+        # After a failed attempt, engines would otherwise keep generating.
         for recorder in list(self.open_streams):
             recorder.drop()

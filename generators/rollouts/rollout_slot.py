@@ -1,4 +1,4 @@
-"""The concurrency slot of a rollout while it runs: what policies see of it, and what it may sample there."""
+"""The concurrency slot of a running rollout: its load as seen by policies, and its token cap."""
 
 import asyncio
 
@@ -7,14 +7,12 @@ from forebay.core.scheduling.policy import NextRollout, RolloutKey
 
 
 class RolloutSlot:
-    """Counts one rollout in the loads of its run: on its engine from the moment at which it was chosen until ``leave``,
-    and among those that run from ``begin`` on.
-    """
+    """Counts one rollout in the run's loads: on its engine from its choice until ``leave``, as running from ``begin``."""
 
     def __init__(self, chosen: NextRollout, loads: EngineLoads) -> None:
         self.rollout: RolloutKey = chosen.rollout
         self.preferred = chosen.engine
-        """The engine that its policy chose; it goes to another one where that does not answer."""
+        """The engine chosen by the policy; another one is used if it does not answer."""
         self.cap_tokens = chosen.cap_tokens
         self._loads = loads
         self._url = chosen.engine
@@ -23,23 +21,23 @@ class RolloutSlot:
         loads.move(None, self._url)
 
     def begin(self) -> None:
-        """It runs from now on."""
+        """Count the rollout as running."""
         self._begun_s = asyncio.get_running_loop().time()
         self._loads.enter()
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since ``begin``."""
         return 0.0 if self._begun_s is None else asyncio.get_running_loop().time() - self._begun_s
 
     def move(self, url: str | None) -> None:
-        """It runs on another engine now, or on none: it is being judged, say."""
+        """Move the load to another engine, or to none, for example while the reward is computed."""
         if not self._is_left and url != self._url:
             self._loads.move(self._url, url)
             self._url = url
 
     def leave(self) -> None:
-        """It runs no more, or will not."""
+        """Release the slot."""
         self.move(None)
         self._is_left = True
         if self._begun_s is not None:

@@ -1,4 +1,4 @@
-"""What is recorded of a run's rollouts: the spans of each attempt, and a summary of it, however it ended."""
+"""Traces of a run's rollouts: the spans of each attempt, and a summary with its ending."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,59 +17,59 @@ if TYPE_CHECKING:
     from forebay.generators.rollouts.rollout import Rollout
 
 Ending = Literal["finished", "failed", "aborted", "broken", "lost"]
-"""Its sample is used; it failed; nobody needed it any more; it came to its cap; or the worker in which it ran is
-gone."""
+"""``finished``: the sample is used. ``aborted``: no longer needed. ``broken``: token cap reached. ``lost``: the worker
+is gone."""
 SECOND_NS = 1_000_000_000
 SHORTEST_NS = 1_000_000
 DIGITS = 6
-"""Of a second, in a sample's ``timings``."""
+"""Decimal places of the seconds in a sample's ``timings``."""
 
 
 class QueueWait:
-    """What the rollout that is started next is waiting for, which nobody knows yet."""
+    """Waiting times before a rollout starts, recorded before it is known which rollout that will be."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self.begun = tracer.now()
-        """When the one before it was started."""
+        """When the previous rollout was started."""
         self._spans: list[tuple[str, int, int]] = []
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
-        """Within this it waits; ``name`` is one of ``PHASES``."""
+        """Record the time inside this context as a wait; ``name`` is one of ``PHASES``."""
         begun = self._tracer.now()
         try:
             yield
         finally:
             lasted = self._tracer.now() - begun
-            if lasted > SHORTEST_NS:  # most often nothing has to be waited for
+            if lasted > SHORTEST_NS:  # most waits end at once
                 self._spans.append((name, begun, lasted))
 
     def move_to(self, attempt: AttemptTrace) -> None:
-        """It is known now; the next one begins to wait."""
+        """Add the waits to the attempt that was chosen, and start recording for the next one."""
         for name, begun, lasted in self._spans:
             attempt.add(name, begun, lasted)
         self.begun, self._spans = self._tracer.now(), []
 
 
 class RolloutTraces:
-    """Those of one job that have not ended, by their samples' ``uid``."""
+    """Traces of a job's unended rollouts, by their samples' ``uid``."""
 
     def __init__(self, tracer: Tracer, run_id: str, worker: int | None = None) -> None:
-        """``worker``: the number of that in which they run."""
+        """``worker`` is the number of the worker that runs the rollouts."""
         self.tracer = tracer
         self.worker = worker
         self.on_end: Callable[[RolloutTrace], object] = lambda _: None
-        """Told of each rollout that is over."""
+        """Called with each rollout that is over."""
         self._run_id = run_id
         self._begun: dict[str, RolloutTrace] = {}
 
     def begin(
         self, group: GroupPlan, number: int, step: int, waits: "QueueWait | None" = None, attempt: int = 0
     ) -> "RolloutTrace":
-        """A rollout was chosen, ``step`` weight versions after the first; ``waits``: what for, before it was.
+        """Start the trace of a chosen rollout, ``step`` weight versions after the first; ``waits`` are its earlier waits.
 
-        ``attempt``: its first one here, where others were made elsewhere.
+        ``attempt`` is the number of its first attempt here, if earlier ones ran elsewhere.
         """
         begun = waits.begun if waits is not None else None
         trace = RolloutTrace(self, self.tracer, self._run_id, group, number, step, begun, attempt)
@@ -79,25 +79,25 @@ class RolloutTraces:
         return trace
 
     def note_judged(self, sample: Sample) -> None:
-        """The buffer has a sample, or will not take it."""
+        """Note that the buffer has accepted or rejected a sample."""
         trace = self._begun.get(sample["uid"])  # a fork has a uid of its own
         if trace is not None:
             trace.end()
 
     def forget(self, trace: "RolloutTrace") -> None:
-        """It has ended."""
+        """Remove a trace that has ended."""
         if self._begun.pop(trace.uid, None) is not None:
             self.on_end(trace)
 
     def close(self) -> None:
-        """The job is over: what has not ended will not."""
+        """End all remaining traces as aborted."""
         for trace in list(self._begun.values()):
             trace.ending = "aborted"
             trace.end()
 
 
 class RolloutTrace:
-    """One rollout, from the moment at which a place for it is asked for until its sample is on the buffer's disk."""
+    """Trace of one rollout, from the request for a slot until its sample is on the buffer's disk."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class RolloutTrace:
         self.uid = rollout_uid(run_id, self._group, number)
         self.attempt: AttemptTrace = tracer.attempt(self.uid, self._group, attempt, begun)
         self.num_attempts = attempt + 1
-        """So far, the present one included."""
+        """Number of attempts so far, including the current one."""
         self.ending: Ending = "aborted"
         self.slot = number
         self._traces = traces
@@ -132,45 +132,45 @@ class RolloutTrace:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within this, spans of the user's code are the present attempt's."""
+        """Assign spans of user code inside this context to the current attempt."""
         with self.attempt.activate():
             yield
 
     def note_started(self, rollout: "Rollout") -> None:
-        """Its rollout function is called, for the present attempt."""
+        """Note that the rollout function is called for the current attempt."""
         self._rollout, self._started = rollout, self._tracer.now()
 
     def note_outcome(self, outcome: RolloutOutcome) -> None:
-        """How the present attempt came out."""
+        """Note the outcome of the current attempt."""
         self._outcome = "" if outcome in REWARDED else outcome.value
 
     def next_attempt(self, step: int, ending: Literal["retried", "broken", "lost"] = "retried") -> None:
-        """The present attempt is over, its pause too: another one begins, or waits for a place."""
+        """End the current attempt, after its pause, and begin the next one, which may first wait for a slot."""
         end = self._tracer.now()
         self._end(ending, end, is_last=False)
         self.num_attempts += 1
-        self.ending = "aborted"  # until another one is known: of this attempt, not of the one before
+        self.ending = "aborted"  # until the ending of the new attempt is known
         self._about["step"] = step
         self._gateway_turns, self._started, self._outcome, self._reward = (), 0, "", {}
         self.attempt = self._tracer.attempt(self.uid, self._group, self.num_attempts - 1, begun=end)
 
     def note_reward(self, reward: float | None, cpu_s: float | None) -> None:
-        """What its reward is, and what it cost; asked for again, the costs add up."""
+        """Note the reward and its CPU time; repeated calls add up the time."""
         before = self._reward.get("reward_cpu_s")
         known = [value for value in (before, cpu_s) if value is not None]
         self._reward = {"reward": reward, "reward_cpu_s": sum(known) if known else None}
 
     def write(self, sample: Sample) -> None:
-        """Its main sample is written from here on: it gets what its time was spent on."""
+        """Begin writing the main sample, and add the ``timings`` of the rollout to it."""
         until = self._tracer.now()
         if phases := self._phases(until):
             sample["extra_info"] = {**sample["extra_info"], "timings": self._timings(phases, until)}
-        # The sample may wait for long: nothing of the rollout is kept but what its summary needs.
+        # The sample may wait for long, so only what the summary needs is kept of the rollout.
         self._let_go()
         self._writing = self.attempt.begin("write")
 
     def end(self, *, is_last: bool = True) -> None:
-        """It is over: its sample is on the buffer's disk, or there is none. Not ``is_last``: it is run once more."""
+        """End the trace: the sample is on the buffer's disk, or there is none. Not ``is_last``: another run follows."""
         until = self._tracer.now()
         if self._writing is not None:
             self._writing.end(until)

@@ -1,4 +1,4 @@
-"""Making a sample of what a rollout function returned."""
+"""Conversion of a rollout function's result to samples."""
 
 import secrets
 import time
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 NOT_IN_EXTRA_INFO = frozenset({"uid", "instance_id", "prompt", "messages", "reward", "extra_info"})
 MAX_FOR_REWARD_BYTES = 64 << 10
-"""Of the JSON text that a sample keeps of a rollout's ``for_reward``."""
+"""Maximum size of a rollout's ``for_reward`` as JSON for a sample to keep it."""
 TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_turns"})
-"""Finish reasons of rollouts that a limit on tokens or turns ended."""
+"""Finish reasons of rollouts that were ended by a limit on tokens or turns."""
 
 
 class RolloutHead(Protocol):
-    """What a sample says of its rollout: a ``Rollout``."""
+    """The attributes of a ``Rollout`` that its samples contain."""
 
     uid: str
     instance_id: InstanceId
@@ -39,7 +39,7 @@ class RolloutHead(Protocol):
 
 
 class Unbegun:
-    """What the sample of a rollout says that no function ran for, or no worker lives to report."""
+    """Sample head of a rollout whose function never ran, or whose worker is gone."""
 
     def __init__(self, plan: "GroupPlan", uid: str, number: int, slot: int, attempt: int) -> None:
         self.uid, self.slot, self.attempt = uid, slot, attempt
@@ -51,29 +51,29 @@ class Unbegun:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a rollout function returned: its messages, as plain JSON values, and why it ended."""
+    """Result of a rollout function: its messages as plain JSON values, and the finish reason."""
 
     messages: list[Message]
     finish_reason: str
 
     @classmethod
     def of(cls, result: object) -> "Returned":
-        """Check a rollout function's result. Raises ``InvalidInput`` that says what was expected."""
+        """Check a rollout function's result. Raises ``InvalidInput``."""
         if not isinstance(result, tuple | list) or len(result) != 2:
-            raise InvalidInput(f"rollout_func must return (messages, finish_reason), it returned {result!r:.200}")
+            raise InvalidInput(f"rollout_func must return (messages, finish_reason) (got {result!r:.200})")
         messages = plain(result[0])
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise InvalidInput(f"rollout_func must return a list of messages first, it returned {messages!r:.200}")
+            raise InvalidInput(f"rollout_func must return a list of messages first (got {messages!r:.200})")
         return cls(messages, plain(str(result[1])))
 
     @property
     def outcome(self) -> RolloutOutcome:
-        """How the rollout ended, if it can be judged."""
+        """Outcome of the rollout, provided that it gets a reward."""
         return RolloutOutcome.TRUNCATED if self.finish_reason in TRUNCATED_REASONS else RolloutOutcome.OK
 
 
 def plain(value: object) -> Any:
-    """``value`` as JSON values; messages of the openai package become objects. Raises ``TypeError`` for the rest."""
+    """Convert ``value`` to JSON values; messages of the openai package become objects. Raises ``TypeError``."""
     return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_plain_other))
 
 
@@ -86,7 +86,7 @@ def _plain_other(value: Any) -> object:
 
 
 def reward_item(rollout: "Rollout", returned: Returned) -> dict[str, Any]:
-    """What a reward function is given: the row's fields, ``uid``, ``instance_id``, ``messages``, ``finish_reason``."""
+    """Return the item for a reward function: the row's fields plus uid, instance, messages and finish reason."""
     return {
         **rollout.row,
         **rollout.for_reward,
@@ -100,13 +100,13 @@ def reward_item(rollout: "Rollout", returned: Returned) -> dict[str, Any]:
 def finished_samples(
     rollout: "Rollout", returned: Returned, sampling_params: dict[str, Any], judged: RewardOutcome
 ) -> "list[Sample]":
-    """The samples of a rollout that came to its end: its forks, then the main one.
+    """Return the samples of a completed rollout: its forks, then the main one.
 
-    All have the same reward. Without one there is only the main sample, and that has failed.
+    All have the same reward. Without a reward, there is only the main sample, as failed.
     """
-    # A rollout that made no call has no turns: its sample is what it returned, without tokens.
+    # A rollout without calls has no turns: its sample contains the returned messages, without tokens.
     *forks, main = rollout.trajectory.sample_fields() or [{}]
-    # A recorded conversation with other models alone is of no use to a trainer.
+    # A recorded conversation with only other models has nothing to train on.
     forks = [fork for fork in forks if not fork.get("token_spans") or 1 in fork["loss_mask"]]
     sample = {**main, **_head(rollout), "messages": returned.messages}
     sample["extra_info"] = _extra_info(rollout, returned, sampling_params)
@@ -120,7 +120,7 @@ def finished_samples(
 
 
 def _kept_for_reward(given: dict[str, Any]) -> dict[str, Any] | None:
-    """What a reward can be asked by again, without the agent's folder, which will be gone; None if it is too large."""
+    """Return ``given`` without the agent's folder, which will be gone, for later scoring; None if too large."""
     agent = given.get("agent")
     if isinstance(agent, dict):
         given = {**given, "agent": {name: value for name, value in agent.items() if name != "folder"}}
@@ -128,12 +128,12 @@ def _kept_for_reward(given: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def judge_error(judged: RewardOutcome) -> dict[str, str]:
-    """Why there is no reward, as a sample tells it."""
+    """Return the ``error`` field of a sample without a reward."""
     return {"type": judged.kind, "message": _sendable(judged.message), "traceback": _sendable(judged.traceback)}
 
 
 def _with_forks(main: "Sample", forks: list[dict[str, Any]]) -> "list[Sample]":
-    # The mark keeps the forks of this execution apart from those of one that broke off before its main sample came.
+    # The mark separates the forks of this execution from those of one that ended before its main sample was sent.
     mark = secrets.token_hex(4)
     main = {**main, "rollout_id": f"{main['rollout_id']}-{mark}"}
     made = []
@@ -146,7 +146,7 @@ def _with_forks(main: "Sample", forks: list[dict[str, Any]]) -> "list[Sample]":
 
 
 def failed_sample(rollout: "RolloutHead", error: BaseException, outcome: RolloutOutcome) -> "Sample":
-    """The sample of a rollout whose last attempt raised ``error``: without a reward, which is not a reward of 0."""
+    """Return the sample of a rollout whose last attempt raised ``error``. It has no reward, not a reward of 0."""
     problem = {
         "type": type(error).__name__,
         "message": text_of(error)[:4_000],
@@ -158,22 +158,22 @@ def failed_sample(rollout: "RolloutHead", error: BaseException, outcome: Rollout
 
 
 def text_of(error: BaseException) -> str:
-    """What the error says, if it can be asked: its ``__str__`` may be a user's."""
+    """Return the text of ``error``, even if its ``__str__``, which may be user code, raises."""
     try:
         return _sendable(str(error))
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - user code may raise anything
         return "its __str__ raises"
 
 
 def _sendable(text: str) -> str:
-    # Half a surrogate pair, as file names may have it, is no JSON text.
+    # Lone surrogates, which file names may contain, are not valid in JSON.
     return text.encode("utf-8", "replace").decode()
 
 
 HEAD = ("uid", "instance_id", "epoch", "slot", "attempt", "rollout_id")
-"""What a sample says of its rollout."""
+"""Fields of a sample about its rollout."""
 ENDING = ("outcome", "reward", "status")
-"""And of how it ended."""
+"""Fields of a sample about the rollout's ending."""
 
 
 def _head(rollout: "RolloutHead") -> "Sample":
@@ -181,13 +181,13 @@ def _head(rollout: "RolloutHead") -> "Sample":
 
 
 def _extra_info(rollout: "Rollout", returned: Returned, sampling_params: dict[str, Any]) -> dict[str, Any]:
-    """In slime's shape: the row's other fields, the sampling parameters, and how the rollout ended."""
+    """Return ``extra_info`` in slime's format: other row fields, sampling parameters, and the rollout's ending."""
     fields = {name: value for name, value in rollout.row.items() if name not in NOT_IN_EXTRA_INFO}
-    # Later ones win: what the rollout itself put there comes before the row and the sampling parameters.
+    # Later entries win: the rollout's own values override the row and the sampling parameters.
     own = rollout.row.get("extra_info")
     counters = {name: number for name, number in rollout.trajectory.counters.items() if number}
     return {
-        "row": rollout.row_digest,  # first: a row may have a field of this name
+        "row": rollout.row_digest,  # first, so that a row field of this name wins
         **(own if isinstance(own, dict) else {}),
         **fields,
         **sampling_params,

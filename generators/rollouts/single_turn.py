@@ -1,4 +1,4 @@
-"""One assistant message from an engine, gone on with when the engine aborts it."""
+"""Request for one assistant message, which is continued if the engine aborts it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ OPENAI_NAMES = frozenset(
         "user",
     }
 )
-"""What ``chat.completions.create`` takes; any other sampling parameter (``top_k``, ``min_p``, …) goes into the body."""
+"""Arguments of ``chat.completions.create``. Other sampling parameters (``top_k``, ``min_p``, …) go into the body."""
 
 Answer = tuple[list[Message], str]
 
@@ -56,13 +56,13 @@ async def single_turn(
     sampling_params: dict[str, Any],
     tools: Sequence[Any] | None = None,
 ) -> Answer:
-    """Ask for one assistant message: ``messages`` with it at the end, and the finish reason.
+    """Request one assistant message. Returns ``messages`` with it appended, and the finish reason.
 
-    A reply that the engine aborted (a weight update, say) is continued with the tokens that are left of ``max_tokens``:
-    from its token ids where the engine tells them, else from its text. The client of a rollout does so by itself, for
-    any call, and keeps the texts of the segments and their weight versions in the sample's ``extra_info["segments"]``.
-    A reply that is held to a grammar (``response_format``, a required tool call) is asked for afresh instead. If
-    ``messages`` ends with an assistant message, that one is continued.
+    A reply that the engine aborted, for example for a weight update, is continued with the rest of ``max_tokens``: from
+    its token ids if the engine returns them, else from its text. A reply with a grammar (``response_format``, a required
+    tool call) is requested again instead. A rollout's client does this for every call, and keeps the segments' texts and
+    weight versions in the sample's ``extra_info["segments"]``. If ``messages`` ends with an assistant message, it is
+    continued.
     """
     body = _body(client, messages, sampling_params, tools)
     reply = await client.chat.completions.create(**_arguments(body))
@@ -79,7 +79,7 @@ async def single_turn(
 def query_single_turn(
     client: "OpenAI", messages: Sequence[Message], sampling_params: dict[str, Any], tools: Sequence[Any] | None = None
 ) -> Answer:
-    """``single_turn`` for rollout functions that are not ``async``."""
+    """Request one assistant message, like ``single_turn``, from a rollout function that is not ``async``."""
     body = _body(client, messages, sampling_params, tools)
     reply = client.chat.completions.create(**_arguments(body))
     if _finish_reason(reply) != ABORTED:
@@ -93,7 +93,7 @@ def query_single_turn(
 
 
 def _body(client: object, messages: Sequence[Message], params: Mapping[str, Any], tools: Sequence[Any] | None) -> Json:
-    """The chat that is asked for. A message of the assistant at the end is marked as one to go on from."""
+    """Return the request body. A final assistant message is marked to be continued."""
     rollout = getattr(client, "rollout", None)
     body = {**(params.get("extra_body") or {}), **params, "messages": list(messages)}
     body = {"model": getattr(rollout, "model", "default"), **body}
@@ -102,13 +102,13 @@ def _body(client: object, messages: Sequence[Message], params: Mapping[str, Any]
     if tools:
         body["tools"] = list(tools)
     if ends_with_text(messages):
-        # vLLM insists on the last field, SGLang does not look at it.
+        # vLLM requires the last field, SGLang ignores it.
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     return body
 
 
 def _arguments(body: Json) -> dict[str, Any]:
-    """A body as the arguments of ``create``."""
+    """Convert a body to arguments of ``create``."""
     extra = {name: value for name, value in body.items() if name not in OPENAI_NAMES}
     known = {name: value for name, value in body.items() if name in OPENAI_NAMES}
     return {**known, "extra_body": extra} if extra else known
@@ -127,10 +127,10 @@ def _finish_reason(reply: "ChatCompletion") -> str:
 
 
 def _answer(messages: Sequence[Message], reply: dict[str, Any], finish_reason: str) -> Answer:
-    """The messages with the reply to them, or with their last one as the reply continues it."""
+    """Return the messages with the reply appended, or with their last one continued by it."""
     name_reasoning(reply)
     kept = {name: reply[name] for name in ("tool_calls", "reasoning_content") if reply.get(name)}
-    # Content is never null: slime's readers take its length.
+    # Content is never null, because slime's readers take its length.
     content = reply.get("content") or ""
     if ends_with_text(messages):
         messages, content = messages[:-1], messages[-1]["content"] + content
@@ -138,6 +138,6 @@ def _answer(messages: Sequence[Message], reply: dict[str, Any], finish_reason: s
 
 
 async def _joined(client: "AsyncOpenAI | OpenAI", join: Join) -> Whole | None:
-    """The message of a turn out of several parts."""
+    """Return the message of a turn in several parts."""
     async with admin_client(client.api_key) as http:
         return await whole_message(WorkerAdmin(http, root_url(str(client.base_url))), join.turn, join.body)

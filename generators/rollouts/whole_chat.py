@@ -1,4 +1,4 @@
-"""A chat of a rollout function whose answer comes in one piece, however many calls that takes."""
+"""A non-streamed chat of a rollout function, which may take several engine calls."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RAW_HEADER = "X-Stainless-Raw-Response"
-"""What ``with_raw_response`` of the openai package sets; ``stream`` there stands for ``with_streaming_response``."""
+"""Set by ``with_raw_response`` of the openai package; the value ``stream`` means ``with_streaming_response``."""
 
 
 def is_whole_chat(options: Any, *, is_stream: bool) -> bool:
-    """Whether a call of the openai package is a chat that will be answered in one piece."""
+    """Whether a call of the openai package is a non-streamed chat."""
     return options.url.endswith(CHAT_PATH) and not is_stream and headers_of(options).get(RAW_HEADER) != "stream"
 
 
 class WholeChat:
-    """One such chat, asked with ``options``: what its calls are, what is recorded of them, and the reply.
+    """One non-streamed chat, requested with ``options``: its calls, their recording, and the reply.
 
-    All calls bring raw responses: a part that was cut off is not to be parsed. Choices that the engine aborts are gone
-    on with one after the other.
+    All calls return raw responses, because a part that was cut off must not be parsed. Choices that the engine aborts
+    are continued one after another.
     """
 
     def __init__(self, rollout: "Rollout", options: Any) -> None:
@@ -47,20 +47,20 @@ class WholeChat:
         self._rests: dict[int, Rest] = {}
 
     def options(self, body: Json | None = None) -> Any:
-        """Of the first call, or of a later one with this body."""
+        """Return the options of the first call, or of a later call with ``body``."""
         if body is None:
             return self._options
         return self._options.model_copy(update={"json_data": body, "extra_json": None})
 
     def rests(self, first: Part) -> list[Rest]:
-        """What is to be gone on with after the first call."""
+        """Return the choices to continue after the first call."""
         self._first = first
         body, aborted = body_of(self._options), [turn for turn in first.turns if turn.finish_reason == ABORTED]
         self._rests = {turn.choice: Rest(body, turn) for turn in aborted}
         return list(self._rests.values())
 
     async def joined(self, join: Join) -> Whole | None:
-        """The message of a turn out of several parts, by the engine that gave the last one."""
+        """Return the message of a turn in several parts, parsed by the engine of the last part."""
         calls, url = self._rollout.calls, join.turn.engine_url
         template = calls.template_at(url)
         if template is not None:
@@ -70,11 +70,11 @@ class WholeChat:
 
     @property
     def turns(self) -> list[Turn]:
-        """Each choice as it is in the end."""
+        """The final state of each choice."""
         return [self._rests[turn.choice].turn if turn.choice in self._rests else turn for turn in self._first.turns]
 
     def record(self) -> None:
-        """Record what there is: whole turns, and what is left of one that could not be gone on with."""
+        """Record all turns, including the parts of a turn that could not be continued."""
         for turn in self._first.turns:
             rest = self._rests.get(turn.choice)
             if rest is None:
@@ -84,20 +84,20 @@ class WholeChat:
         self._note_segments()
 
     def reply(self) -> Any:
-        """What the rollout function gets: one reply, as if one call had brought it."""
+        """Return one reply for the rollout function, as if from one call."""
         raw = self._first.raw
         if self._rests:
             raw.http_response = self._joined(raw.http_response)
         return raw if self._is_raw else readable(raw.parse)
 
     def _joined(self, response: Any) -> Any:
-        """The HTTP response to the first call, with what came of all of them."""
+        """Return the HTTP response of the first call with the joined content of all calls."""
         logprobs = {choice: rest.parts.logprobs for choice, rest in self._rests.items()}
         content = msgspec.json.encode(joined_reply(self._first.reply, self.turns, logprobs))
         return with_body(response, content)
 
     def _note_segments(self) -> None:
-        """Keep where the text of one message was cut: its parts may stem from different weights."""
+        """Record where the text of a message was cut: its parts may come from different weights."""
         rest = self._rests.get(0)
         if rest is None or len(rest.parts.texts) < 2:
             return
@@ -111,8 +111,8 @@ class WholeChat:
 
 
 def readable(read: Callable[[], T]) -> T:
-    """What ``read``, which is the openai package's, makes of a reply. Raises ``EngineError`` where it cannot."""
+    """Return the result of ``read``, a parser of the openai package. Raises ``EngineError`` if it fails."""
     try:
         return read()
     except UNREADABLE as error:
-        raise EngineError(f"the engine's reply cannot be read: {error!r:.300}", status_code=200) from error
+        raise EngineError(f"cannot read the engine's reply: {error!r:.300}", status_code=200) from error

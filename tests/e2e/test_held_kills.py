@@ -25,7 +25,7 @@ def kill_server(server: ServerProcess) -> None:
 def num_holds(run: NativeRun) -> int:
     """How often its processes have said that they are held."""
     lines: list[str] = run.client.get(f"{run.path}/log").json()["lines"]
-    return sum("held: the step has" in line for line in lines)
+    return sum("paused: the step has" in line for line in lines)
 
 
 def num_full(run: NativeRun) -> int:
