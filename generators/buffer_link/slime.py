@@ -55,7 +55,7 @@ class SampleSender:
         if reply.status in GONE:
             raise RunGone(f"the buffer returned {reply.status}: {text_of(reply)}")
         if not reply.is_success:
-            logger.error("the buffer rejected sample %r: %d %s", sample["uid"], reply.status, text_of(reply))
+            logger.error("the buffer refused sample %r: %d %s", sample["uid"], reply.status, text_of(reply))
 
 
 class SlimeLink(Link):

@@ -1,4 +1,4 @@
-"""What a job is put together from besides its generator: set by the main of the run process, before any user's code."""
+"""Parts of a job besides its generator, set by the main of the run process before any user code runs."""
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forebay.core.scheduling.policies import make_policy
 from forebay.core.scheduling.policy import PastRollout, Policy, PolicyInputs
 
-if TYPE_CHECKING:  # they load what talks to the buffer, which not every run needs
+if TYPE_CHECKING:  # they import the buffer link, which not every run needs
     from forebay.generators.buffer_link.abc import Plan
     from forebay.generators.job.ports import JobMember, RolloutPlaces
 
@@ -19,13 +19,13 @@ def _nothing(_plan: "Plan") -> Sequence[PastRollout]:
 
 @dataclass(frozen=True)
 class Composition:
-    """Where a policy finds what earlier epochs and runs have recorded, and where the rollouts of a job run."""
+    """Source of a policy's history, and where a job's rollouts run."""
 
     history: Callable[["Plan"], Sequence[PastRollout]] = _nothing
     places: "RolloutPlaces | None" = None
-    """Workers, which run them for the jobs of this process; None: it runs them itself."""
+    """Workers that run the rollouts; with None, this process runs them."""
     member: "JobMember | None" = None
-    """In a worker: what takes rollouts from the lead, in place of a job."""
+    """In a worker: takes rollouts from the lead, in place of a job."""
 
 
 _composition = [Composition()]
@@ -33,24 +33,24 @@ _of_thread: ContextVar[Composition | None] = ContextVar("composition", default=N
 
 
 def compose(composition: Composition) -> None:
-    """Jobs of this process are put together so from now on."""
+    """Set the composition for jobs of this process."""
     _composition[0] = composition
 
 
 def compose_here(composition: Composition) -> None:
-    """Those of this thread and its tasks: a worker may share its process with the lead."""
+    """Set the composition for this thread and its tasks: a worker may share its process with the lead."""
     _of_thread.set(composition)
 
 
 def composition() -> Composition:
-    """How jobs are put together here."""
+    """Return the composition for this thread or process."""
     return _of_thread.get() or _composition[0]
 
 
 def policy_of(plan: "Plan", max_tokens: int, history: Sequence[PastRollout] | None = None) -> Policy:
-    """The policy that a run asks for. Raises ``InvalidInput``.
+    """Return the policy that a run's plan names. Raises ``InvalidInput``.
 
-    May read files, unless it is given the ``history``: call it beside the event loop.
+    Without ``history`` it may read files, so call it outside the event loop.
     """
     from forebay.core.scheduling.scheduler import WINDOW, Scheduler  # pydantic takes a moment to import
 

@@ -1,4 +1,4 @@
-"""``num_process: "auto"``: as many rollouts at each engine as it works on at once, found out while they run."""
+"""``num_process: "auto"``: adjusts the rollouts at each engine to the number that it runs without queueing."""
 
 import asyncio
 import logging
@@ -15,26 +15,26 @@ SHRINK = 0.7
 
 
 class ConcurrencyLimit:
-    """The places of one engine: one more while nothing waits there, 0.7 times as many when something does. Pure."""
+    """Slots of one engine: one more while its queue is empty, 0.7 times as many while it is not. No I/O."""
 
     def __init__(self, first: int) -> None:
         self.num_places = first
 
     def note(self, load: EngineLoad, in_flight: int, *, is_full: bool) -> None:
-        """``load`` is what the engine says of itself, ``in_flight`` how many of our rollouts are there.
+        """Adjust the slots to the engine's reported ``load``, with ``in_flight`` of our rollouts on the engine.
 
-        ``is_full``: others would start if there were more places; else the engine's queue tells nothing about them.
+        ``is_full`` says that more slots would be used at once. Otherwise, an empty queue is no reason for more slots.
         """
         if load.waiting == 0:
             self.num_places += is_full
-        elif in_flight <= self.num_places:  # else it has not yet come down to what it was shrunk to
+        elif in_flight <= self.num_places:  # else the last reduction has not taken effect yet
             self.num_places = max(1, int(SHRINK * self.num_places))
 
 
 async def adjust_places(pool: JobEngines, loads: EngineLoads, on_more: Callable[[], None]) -> None:
-    """Ask each engine of a run now and then, for as long as the run lasts; ``on_more``: there may be more places.
+    """Poll each engine's load and adjust its slots for as long as the run lasts. Calls ``on_more`` after each poll.
 
-    Each begins with as many as the run has at first, and an engine that does not tell what waits there keeps them.
+    Each engine starts with the run's initial number. An engine that does not report its queue keeps that number.
     """
     first = loads.num_places
     engines: dict[str, ConcurrencyLimit] = {}
@@ -49,7 +49,7 @@ async def adjust_places(pool: JobEngines, loads: EngineLoads, on_more: Callable[
                 places.note(load, loads.in_flight(url), is_full=is_full or loads.in_flight(url) >= places.num_places)
             elif url not in silent:
                 silent.add(url)
-                logger.warning("%s does not say what waits there: it has %d places", url, places.num_places)
+                logger.warning("%s does not report its queue: it keeps %d slots", url, places.num_places)
         loads.limit({url: engines[url].num_places for url in urls})
         on_more()
         await asyncio.sleep(LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""Starting what the policy chooses: groups are announced before their first rollout, and each rollout has its place."""
+"""Starts the rollouts that the policy chooses: announces groups before their first rollout, and assigns slots."""
 
 import asyncio
 import logging
@@ -23,24 +23,24 @@ from forebay.telemetry.tracing.tracer import SpanHandle
 logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 5.0
-"""How long nothing may happen before the engines are looked at again: one may be back, or new behind its router."""
+"""Longest wait before engines are checked again: one may be back, or new behind its router."""
 
 FULL_AFTER_S = 2.0
-"""How long a group waits for room in the buffer until that counts as full; an announcement takes milliseconds."""
+"""The buffer counts as full once an announcement takes this long; normally it takes milliseconds."""
 
 STUCK_S = 300.0
-"""Groups in which nothing runs do not age, so nothing else would ever end such a run."""
+"""Limit for a policy that starts nothing. Idle groups do not age, so nothing else would end such a run."""
 
 RunRollout = Callable[[OpenGroup, RolloutTrace, RolloutSlot], Coroutine[Any, Any, None]]
 
 
 class PolicyStuck(RuntimeError):
-    """A policy keeps groups waiting although engines are free: that is a mistake of the policy."""
+    """A policy keeps groups waiting although engines are free, which is an error in the policy."""
 
 
 @dataclass
 class PendingGroup:
-    """A group on its way to the buffer, and what was chosen of it meanwhile."""
+    """A group being announced to the buffer, and its rollouts chosen meanwhile."""
 
     planned: GroupPlan
     rollout_slots: list[RolloutSlot] = field(default_factory=list)
@@ -48,7 +48,7 @@ class PendingGroup:
 
 
 class Dispatcher:
-    """Asks the policy for every free place, and starts what it says."""
+    """Asks the policy for a rollout whenever a slot is free, and starts it."""
 
     def __init__(
         self, parts: JobParts, feed: GroupFeed, deferral: Deferral, open_groups: OpenGroups, run: RunRollout
@@ -58,20 +58,20 @@ class Dispatcher:
         self._feed, self._deferral, self._open, self._run = feed, deferral, open_groups, run
         self._waits = QueueWait(parts.traces.tracer)
         self.changed = Signal()
-        """That something may be started now."""
+        """Notified when a rollout may be startable."""
         self._pending: dict[str, PendingGroup] = {}
-        """By id: one at a time, as long as the policy heeds ``may_begin``."""
+        """Groups being announced, by id. Only one at a time if the policy respects ``may_begin``."""
         self._admitted: deque[RolloutSlot] = deque()
-        """Chosen while their group was on its way to the buffer; they get the next places."""
+        """Rollouts chosen while their group was being announced; they get the next slots."""
         self._again: dict[RolloutKey, tuple[RolloutTrace, SpanHandle]] = {}
-        """Broken rollouts, and lost ones, which wait to be chosen once more."""
+        """Capped and lost rollouts that wait to be chosen again."""
         self._num_going = 0
-        """Groups that were begun, and have not ended."""
+        """Groups that have begun and not ended."""
         self._stuck_from_s = math.inf
         self._tasks: asyncio.TaskGroup
 
     async def start_all(self, tasks: asyncio.TaskGroup) -> None:
-        """Start what there is to start, as ``tasks``; return when every group has ended."""
+        """Start rollouts as ``tasks`` until every group has ended."""
         self._tasks = tasks
         self._stuck_from_s = asyncio.get_running_loop().time() + STUCK_S
         while self._has_groups:
@@ -79,7 +79,7 @@ class Dispatcher:
                 await self._wait_expected()
                 continue
             await self._wait_startable()
-            if self._hold.is_held:  # its last group has ended meanwhile: nobody may announce weights any more
+            if self._hold.is_held:  # all groups have ended meanwhile: no further weights may be announced
                 continue
             self._feed.refill()
             rollout_slot = self._chosen()
@@ -87,7 +87,7 @@ class Dispatcher:
                 await self._wait_changed()
             elif not self._start(rollout_slot):
                 rollout_slot.leave()
-                await asyncio.sleep(0)  # a policy that chooses nothing else would keep everybody else from their turn
+                await asyncio.sleep(0)  # else a policy that keeps choosing this one would block the event loop
 
     # --- what is started
 
@@ -96,7 +96,7 @@ class Dispatcher:
         return bool(self._num_going) or not self._feed.is_empty
 
     async def _wait_startable(self) -> None:
-        """Return when somebody can run a rollout, an engine answers, and the run is not held; or has no groups left."""
+        """Wait until a runner is ready, an engine answers and the run is not paused, or no groups are left."""
         begun_s = asyncio.get_running_loop().time()
         with self._waits.waiting("queue"):
             await self._parts.runner.when_ready()
@@ -105,10 +105,10 @@ class Dispatcher:
         with self._waits.waiting("hold"):
             while self._hold.is_held and self._has_groups:
                 await self.changed.wait()
-        self._stuck_from_s += asyncio.get_running_loop().time() - begun_s  # no policy can start anything meanwhile
+        self._stuck_from_s += asyncio.get_running_loop().time() - begun_s  # waits are not the policy's fault
 
     async def _wait_engine(self) -> None:
-        """Raises ``TimeoutError`` if all groups have ended before an engine answers."""
+        """Wait for an engine. Raises ``TimeoutError`` if all groups end before one answers."""
         async with asyncio.timeout(None) as limit:
             self._closing = asyncio.get_running_loop().call_later(self._hold.engine_wait_s, self._close_stranded, limit)
             try:
@@ -119,36 +119,36 @@ class Dispatcher:
             self._policy.engine_lost(url)
 
     def _close_stranded(self, limit: asyncio.Timeout) -> None:
-        """No engine has answered for too long: close the groups that have nothing in flight, now and from now on."""
+        """Close idle groups because no engine has answered for too long, and repeat this every few seconds."""
         loop = asyncio.get_running_loop()
         self._closing = loop.call_later(LOOK_AGAIN_S, self._close_stranded, limit)
         if not self._has_groups:
             limit.reschedule(loop.time())
         for group in self._open.unfinished():
             if group.is_idle:
-                logger.warning("group %s of instance %r is closed: no engine answers", group.group_id, group.key[0])
+                logger.warning("group %s of instance %r closed: no engine answers", group.group_id, group.key[0])
                 self._open.close_incomplete(group)
 
     async def _wait_expected(self) -> None:
-        """Nothing is there to be run, and perhaps nothing will be: no engine is waited for."""
+        """Wait for groups without waiting for an engine, because perhaps no rollout will be needed."""
         begun_s = asyncio.get_running_loop().time()
         await self.changed.wait()
         self._stuck_from_s += asyncio.get_running_loop().time() - begun_s
 
     async def _wait_changed(self) -> None:
         self._check_policy()
-        # A group that is being announced has its own word for it.
+        # For a group being announced, the wait is recorded as "admission".
         with nullcontext() if self._pending else self._waits.waiting("queue"):
             await self.changed.wait(LOOK_AGAIN_S)
 
     def _check_policy(self) -> None:
-        """Raise ``PolicyStuck`` if it has started nothing for long although nothing is in its way."""
+        """Raise ``PolicyStuck`` if the policy has started nothing for ``STUCK_S`` although it could."""
         now_s = asyncio.get_running_loop().time()
         if self._loads.total or self._pending:
             self._stuck_from_s = now_s + STUCK_S
         elif now_s > self._stuck_from_s:
             raise PolicyStuck(
-                f"{type(self._policy).__name__} has started nothing for {STUCK_S:g} s, though groups wait"
+                f"{type(self._policy).__name__} has started nothing for {STUCK_S:g} s although groups are waiting"
             )
 
     def _chosen(self) -> RolloutSlot | None:
@@ -162,11 +162,11 @@ class Dispatcher:
 
     @property
     def _num_kept(self) -> int:
-        """Places kept for a group on its way to the buffer. If that is full, only others can make room there."""
+        """Slots kept for a group being announced; none if the buffer is full, which only other groups can change."""
         return 0 if self._loads.is_buffer_full else sum(len(each.rollout_slots) for each in self._pending.values())
 
     def _start(self, rollout_slot: RolloutSlot) -> bool:
-        """Whether it could be: its group may have closed since."""
+        """Start a rollout. Returns False if its group has closed since it was chosen."""
         key = rollout_slot.rollout
         planned = self._feed.begin(key.group)
         if planned is not None:
@@ -193,7 +193,7 @@ class Dispatcher:
         return trace
 
     async def _begin(self, pending: PendingGroup) -> None:
-        # Only then its time runs. A buffer without room lets it wait, and what has begun goes on meanwhile.
+        # The group's time starts after the announcement. A full buffer delays it, while other groups continue.
         full = asyncio.get_running_loop().call_later(FULL_AFTER_S, self._note_full)
         with self._waits.waiting("admission"):
             await self._parts.reporter.announce(pending.planned.key)
@@ -222,52 +222,52 @@ class Dispatcher:
 
     async def _expire(self, group: OpenGroup) -> None:
         """Close the group at its deadline."""
-        # The server counts the same time and mostly says so before; slime's buffer never does.
+        # The server counts the same time and usually closes the group first; slime's buffer never does.
         if await group.wait_expired():
-            logger.warning("group %s of instance %r took too long", group.group_id, group.key[0])
+            logger.warning("group %s of instance %r closed: it timed out", group.group_id, group.key[0])
             self._open.close(group)
         if self._open.remove(group):
             self._deferral.note_ended(group.group_id)
         self._num_going -= 1
         self.changed.notify()
 
-    # --- what ends, or begins once more
+    # --- ending and restarting
 
     def close_id(self, group_id: str) -> None:
-        """The buffer has closed this group."""
+        """Close a group that the buffer has closed."""
         if group_id in self._pending:
             self._pending[group_id].is_closed = True
         self._feed.drop(group_id)
         self._open.close_id(group_id)
 
     def begin_afresh(self, group: OpenGroup) -> None:
-        """Throw away the rollouts in flight; others take their slots in the next step."""
+        """Discard a group's rollouts in flight. New rollouts fill the slots in the next step."""
         self._feed.submit(self._renewed(group, group.afresh()).plan, is_open=True)
 
     def put_off(self, group: OpenGroup) -> None:
-        """Throw away all that there is of the group; it begins afresh in a later step."""
+        """Discard all rollouts of a group, which restarts in a later step."""
         if not self._deferral.waits(group):
             self._deferral.put_off(self._renewed(group, group.afresh(is_whole=True)))
 
     def _renewed(self, group: OpenGroup, fresh: OpenGroup) -> OpenGroup:
-        # The free slots are the fresh one's by now, so that a rollout which ends meanwhile fills none.
+        # `fresh` owns the free slots already, so that a rollout that ends now fills none.
         self._open.end_rest(group)
         self._num_going += 1
         self._add(fresh)
         return fresh
 
     def wait_again(self, group: OpenGroup, key: RolloutKey, trace: RolloutTrace) -> None:
-        """A rollout that is broken or lost waits for its policy to choose it once more."""
+        """Let a capped or lost rollout wait until the policy chooses it again."""
         if not group.is_finished:
             trace.next_attempt(self._hold.step, "lost" if trace.ending == "lost" else "broken")
             self._again[key] = trace, trace.attempt.begin("queue")
 
     def waits_again(self, key: RolloutKey) -> bool:
-        """Whether a rollout does."""
+        """Whether a rollout waits to be chosen again."""
         return key in self._again
 
     def forget(self, group: OpenGroup) -> None:
-        """Nothing of a group is started any more."""
+        """Start no more rollouts of a group."""
         self._policy.closed(group.group_id)
         for number in group.numbers:
             trace, queue = self._again.pop(RolloutKey(group.group_id, number), (None, None))

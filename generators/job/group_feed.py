@@ -1,4 +1,4 @@
-"""The groups of a job: which are to be run, and how they come to its policy, a few ahead and as the file has them."""
+"""The groups of a job: which to run, and their submission to the policy, a few ahead and in file order."""
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -14,18 +14,18 @@ from forebay.generators.rollouts.open_group import GroupPlan, rollout_numbers
 
 
 class JobRows(Protocol):
-    """The input: a ``RowFile``, or the rows of a simulation."""
+    """The input of a job: a ``RowFile`` or simulated rows."""
 
     @property
     def num_rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
 
     def rows(self, epoch: int = 0) -> Iterator[TaskRow]:
-        """One pass over them. Raises ``InputRefused``."""
+        """Pass over the rows once. Raises ``InputRefused``."""
 
 
 class Schedule:
-    """All groups of ``epochs``, one epoch after the other in the order of the file: every slot that is not filled yet.
+    """All groups of ``epochs`` with unfilled slots, epoch by epoch in file order.
 
     ``skip_instance_ids`` is a multiset: an id listed k times skips the instance's first k epochs.
     """
@@ -39,7 +39,7 @@ class Schedule:
         self.num_unknown = 0
 
     def groups(self) -> Iterator[GroupPlan]:
-        """Every group that has a slot to fill. Reads the file as it goes; raises ``InputRefused``."""
+        """Yield every group with a slot to fill, reading the file lazily. Raises ``InputRefused``."""
         for epoch in self._epochs:
             for row in self._rows.rows(epoch):
                 slots = self._missing_slots(row.instance_id, epoch)
@@ -50,9 +50,9 @@ class Schedule:
                     self.num_skipped += 1
 
     def chosen(self, keys: Sequence[GroupKey]) -> list[GroupPlan]:
-        """Of these groups those that have a slot to fill, in this order. Reads the file once; raises ``InputRefused``.
+        """Return those of the given groups that have a slot to fill, in the given order. Raises ``InputRefused``.
 
-        Those of instances that the file does not have are left out, and counted in ``num_unknown``.
+        Reads the file once. Groups whose instance is not in the file are left out and counted in ``num_unknown``.
         """
         wanted = {instance_id for instance_id, _ in keys}
         rows = {row.instance_id: row for row in self._rows.rows() if row.instance_id in wanted}
@@ -66,15 +66,15 @@ class Schedule:
         return plans
 
     def num_groups_total(self) -> int:
-        """Groups that the run opens in all, those of earlier processes included. Reads the file once."""
+        """Total number of groups of the run, including those opened by earlier processes. Reads the file once."""
         num_rows = self._rows.num_rows
-        # With the epochs before these: earlier passes of the same generator were over them.
+        # Includes earlier epochs, which earlier passes of the same generator covered.
         skipped = sum(min(count, self._epochs.stop) for count in self._skips.values())
         return max(0, num_rows * self._epochs.stop - skipped)
 
     def _missing_slots(self, instance_id: InstanceId, epoch: int) -> tuple[int, ...]:
         key = (instance_id, epoch)
-        # A group that was begun is filled up, although its instance may be skipped by now.
+        # A group that has begun is completed even if its instance is now listed to be skipped.
         there = self._plan.taken.get(key)
         if there is None and (key in self._plan.closed or epoch < self._skips[instance_id]):
             return ()
@@ -82,29 +82,29 @@ class Schedule:
 
 
 class GroupSource(Protocol):
-    """Where groups come from, one after the other."""
+    """Source of a job's groups."""
 
     @property
     def is_over(self) -> bool:
-        """Nothing is there, and nothing comes any more."""
+        """Whether no groups are left and no more follow."""
 
     @property
     def is_pending(self) -> bool:
-        """Nothing is there at present, but something may come."""
+        """Whether no group is available now but more may follow."""
 
     @property
     def error(self) -> InputRefused | None:
-        """Why no group comes any more, if that is not the end of the file."""
+        """The input error that ended the groups early, if any."""
 
     def take(self) -> GroupPlan | None:
-        """The next group; None if none is there."""
+        """Remove and return the next group; None if there is none."""
 
     def drop(self, group_id: str) -> None:
-        """The buffer has closed a group."""
+        """Drop a group that the buffer has closed."""
 
 
 class ScheduledGroups:
-    """A ``GroupSource`` with all groups of a schedule."""
+    """A ``GroupSource`` of all groups of a schedule."""
 
     is_pending = False
 
@@ -114,24 +114,24 @@ class ScheduledGroups:
         self.error: InputRefused | None = None
 
     def take(self) -> GroupPlan | None:
-        """Of ``GroupSource``. Reads the input file as it goes."""
+        """Return the next group, reading the input file lazily."""
         planned = None
         try:
             planned = next(self._groups, None)
         except InputRefused as error:
-            # The groups before it are filled, and what they bring is written.
+            # Groups read before the error are still filled and written.
             self.error = error
         self.is_over = planned is None
         return planned
 
     def drop(self, group_id: str) -> None:
-        """It is closed again once it was announced."""
+        """Do nothing: the buffer closes the group again when it is announced."""
 
 
 class GroupFeed:
-    """Submits the groups of a source to a policy, and knows those that have not been begun.
+    """Submits the groups of a source to a policy, and keeps those that have not begun.
 
-    ``deferral`` decides how many a step begins, and whether groups that were put off come first.
+    ``deferral`` decides how many groups a step begins, and whether deferred groups come first.
     """
 
     def __init__(self, groups: GroupSource, policy: Policy, plan: Plan, deferral: Deferral) -> None:
@@ -142,21 +142,21 @@ class GroupFeed:
 
     @property
     def error(self) -> InputRefused | None:
-        """Why no group comes any more, if that is not the end of the file."""
+        """The input error that ended the groups early, if any."""
         return self._groups.error
 
     @property
     def is_empty(self) -> bool:
-        """Whether every group has been begun, and no other comes."""
+        """Whether every group has begun and no more follow."""
         return (self._is_over or self._groups.is_over) and not self._waiting and not self._returned
 
     @property
     def is_expecting(self) -> bool:
-        """Whether nothing is there to be begun at present, but something may come."""
+        """Whether no group can begin now but more may follow."""
         return self._groups.is_pending and not self._waiting and not self._returned
 
     def refill(self) -> None:
-        """Submit as many as the policy looks at, and the step begins."""
+        """Submit as many groups as the policy has room for and the step may begin."""
         while self._policy.room() > 0 and (source := self._deferral.source(has_new=not self._is_over)):
             if source == "deferred":
                 if (group := self._deferral.take()) is not None:
@@ -177,7 +177,7 @@ class GroupFeed:
         return self._returned.popleft() if self._returned else self._groups.take()
 
     def withdraw(self) -> None:
-        """Take back what has not been begun: the next step decides anew."""
+        """Take back groups that have not begun, so that the next step can decide again."""
         for key in self._waiting:
             self._policy.closed(key)
             self._deferral.note_ended(key)
@@ -186,7 +186,7 @@ class GroupFeed:
         self._is_over = self._is_over and not self._returned
 
     def submit(self, planned: GroupPlan, *, is_open: bool = False) -> None:
-        """Submit one, which may have begun: others take the place of rollouts that were thrown away."""
+        """Submit a group. With ``is_open``, it has begun before, and new rollouts replace discarded ones."""
         taken = set(range(self._plan.group_size)) - set(planned.slots)
         self._policy.submit(
             WaitingGroup(
@@ -202,11 +202,11 @@ class GroupFeed:
         )
 
     def begin(self, group: str) -> GroupPlan | None:
-        """Take out a group that is begun now; None for one that was begun before."""
+        """Remove and return a group that begins now; None if it has begun before."""
         return self._waiting.pop(group, None)
 
     def drop(self, group: str) -> None:
-        """The buffer has closed a group before it was begun here."""
+        """Drop a group that the buffer closed before it began."""
         self._groups.drop(group)
         if self._waiting.pop(group, None) is not None:
             self._policy.closed(group)

@@ -15,9 +15,9 @@ from forebay.core.task_row import BadRow, RowProblem, TaskRow, parse_row
 
 
 def validate_rows(path: str | Path, first: int | None = None, limits: InputLimits | None = None) -> RowProblem | None:
-    """Check the first ``first`` rows of a file, or all of them; the first problem, or None.
+    """Check the first ``first`` rows of a file, or all of them. Returns the first problem, or None.
 
-    Besides each row by itself, no two rows may have the same ``instance_id``. ``limits`` default to this process's.
+    No two rows may have the same ``instance_id``. ``limits`` defaults to the limits of this process.
     """
     path, seen, limits = Path(path), _SeenIds(), limits or InputLimits.of(os.environ)
     number = -1
@@ -39,7 +39,7 @@ def validate_rows(path: str | Path, first: int | None = None, limits: InputLimit
 
 
 class _SeenIds:
-    """Which ids came before, as 8-byte digests: a file may have millions."""
+    """Ids seen so far, as 8-byte digests because a file may have millions."""
 
     def __init__(self) -> None:
         self._digests: set[bytes] = set()
@@ -49,15 +49,15 @@ class _SeenIds:
         return len(self._digests)
 
     def add(self, row: TaskRow) -> None:
-        # By `repr`: the ids 1 and "1" are two.
+        # By `repr`, because the ids 1 and "1" differ.
         digest = blake2b(repr(row.instance_id).encode("utf-8", "surrogatepass"), digest_size=8).digest()
         if digest in self._digests:
-            raise BadRow(f"instance_id {row.instance_id!r} was on an earlier line already: ids must be unique")
+            raise BadRow(f"instance_id {row.instance_id!r} is also on an earlier line: ids must be unique")
         self._digests.add(digest)
 
 
 class RowFile:
-    """A JSONL file that can be passed over several times, in file order or shuffled by a seed."""
+    """A JSONL file that can be read several times, in file order or shuffled by a seed."""
 
     def __init__(self, path: str | Path, shuffle_seed: int | None = None) -> None:
         self.path = Path(path)
@@ -65,13 +65,13 @@ class RowFile:
         self._shuffle_seed = shuffle_seed
 
     def rows(self, epoch: int = 0) -> Iterator[TaskRow]:
-        """One pass. Raises ``InputRefused`` that names file and line."""
+        """Yield the rows of one pass. Raises ``InputRefused`` with file and line."""
         for number, line in self._lines(epoch):
             yield self._checked(line, number)
 
     @cached_property
     def num_rows(self) -> int:
-        """How many rows the file holds; reads it once. Raises ``InputRefused``."""
+        """Number of rows in the file. Reads it once. Raises ``InputRefused``."""
         with self._readable() as file:
             return sum(1 for line in self._limits.lines(file) if line.strip())
 
@@ -98,7 +98,7 @@ class RowFile:
                 return
             numbers, offsets = self._index
             order = array("Q", range(len(numbers)))
-            # By a text, for which Random gives the same order in every process: a run that is resumed relies on it.
+            # With a text seed, Random gives the same order in every process, on which resumed runs rely.
             random.Random(f"{self._shuffle_seed}/{epoch}").shuffle(order)
             for at in order:
                 file.seek(offsets[at])
@@ -107,7 +107,7 @@ class RowFile:
     @cached_property
     def _index(self) -> "tuple[array[int], array[int]]":
         """Line number and offset of every row."""
-        # 16 bytes for each, whatever the rows weigh: files have millions.
+        # 16 bytes per row of any size, because files have millions of rows.
         numbers, offsets, offset = array("Q"), array("Q"), 0
         with self._readable() as file:
             for number, line in enumerate(self._limits.lines(file)):

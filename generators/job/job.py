@@ -1,4 +1,4 @@
-"""One pass of a run process over its schedule: the rollouts, and the tasks that serve them."""
+"""One pass of a run process over its schedule: rollouts and their background tasks."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ NOTHING_SEEN = -1
 
 
 class RolloutJob:
-    """Fills the groups of a schedule, in the order and on the engines that its policy chooses."""
+    """Fills the groups of a schedule in the order and on the engines chosen by the policy."""
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
@@ -40,13 +40,13 @@ class RolloutJob:
         self._dispatcher = Dispatcher(parts, self._feed, self._deferral, self._open, self._run_rollout)
 
     async def run(self) -> Totals:
-        """Run to the end of the schedule, or until the run is gone.
+        """Run until the end of the schedule, or until the run is gone.
 
-        Raises ``InputRefused`` for a row that cannot be used, after everything before it was written.
+        Raises ``InputRefused`` for an invalid row, after writing all samples of the rows before it.
         """
         try:
             await self._serve()
-        except BaseExceptionGroup as failures:  # one cause is raised, not the group
+        except BaseExceptionGroup as failures:  # raise one cause instead of the group
             first = next(_leaves(failures))
             if not isinstance(first, RunGone):
                 raise first from None
@@ -54,7 +54,7 @@ class RolloutJob:
             self._reporter.totals.is_stopped = True
             await self._open.stop(self._parts.plan.run_id)
         finally:
-            # Threads cannot be cancelled: the next call of each raises, as its group is closed.
+            # Threads cannot be cancelled: they end when their next call raises `GroupClosed`.
             self._open.close_all()
             self._traces.close()
         if self._feed.error is not None:
@@ -66,10 +66,10 @@ class RolloutJob:
             self._open.services = services
             reports = services.create_task(self._reporter.run())
             feed = services.create_task(self._follow_closed())
-            # Its error ends the rollouts as well: what they would bring could not be written.
+            # A writer error also ends the rollouts, because their samples could not be written.
             services.create_task(self._parts.writer.watch())
             places = services.create_task(self._adjust_places())
-            # Left only when no rollout can bring a sample any more: then the writer may be closed.
+            # The writer may be closed only after this block, when no rollout can produce a sample.
             async with asyncio.TaskGroup() as rollouts:
                 self._hold.on_change = self._note_held
                 self._note_step(self._parts.plan.step)
@@ -81,7 +81,7 @@ class RolloutJob:
             await self._parts.writer.close()
             if replayed is not None:
                 await replayed.writer.close()
-            # The report lets the run end, and the feed of an ended run says that it is gone.
+            # Cancelled first: the final report ends the run, after which the feed would raise `RunGone`.
             feed.cancel()
             places.cancel()
             await self._reporter.finish()
@@ -89,28 +89,28 @@ class RolloutJob:
 
     async def _adjust_places(self) -> None:
         if self._parts.replayed is not None:
-            await self._parts.replayed.has_left.wait()  # before it, no engine is asked for anything
+            await self._parts.replayed.has_left.wait()  # until then, no engine is needed
         if self._parts.adjusts_places:
             await adjust_places(self._parts.pool, self._parts.loads, self._dispatcher.changed.notify)
 
     async def _follow_closed(self) -> None:
-        """Close the groups that the buffer closed. Raises ``RunGone`` when the run was stopped."""
+        """Close groups that the buffer has closed. Raises ``RunGone`` when the run was stopped."""
         plan, link = self._parts.plan, self._parts.link
-        news = ClosedGroups(last=plan.last_closed, seen=NOTHING_SEEN)
+        answer = ClosedGroups(last=plan.last_closed, seen=NOTHING_SEEN)
         while link.has_feed:
-            news = await link.closed_groups(news)
-            for group_id in news.group_ids:
+            answer = await link.closed_groups(answer)
+            for group_id in answer.group_ids:
                 self._dispatcher.close_id(group_id)
-            self._note_step(news.step)
-            self._hold.note_paused(news.is_paused)
-            self._reporter.note_still(news.is_still)
-            if news.is_run_over:
+            self._note_step(answer.step)
+            self._hold.note_paused(answer.is_paused)
+            self._reporter.note_still(answer.is_still)
+            if answer.is_run_over:
                 raise RunGone("the run was stopped")
 
     # --- rollouts
 
     async def _run_rollout(self, group: OpenGroup, trace: RolloutTrace, rollout_slot: RolloutSlot) -> None:
-        """One rollout that was chosen, until its sample is written, or it is broken, or not needed any more."""
+        """Run a chosen rollout until its sample is written, or it is capped, lost or no longer needed."""
         finished = None
         try:
             finished = await self._finished(group, trace, rollout_slot)
@@ -126,7 +126,7 @@ class RolloutJob:
             self._dispatcher.changed.notify()
 
     def _writable(self, group: OpenGroup, finished: FinishedRollout | None) -> list[FinishedRollout]:
-        """What can be written now that this rollout has ended."""
+        """Return the rollouts that can be written now that this one has ended."""
         if finished is None or not self._deferral.is_on:
             return [] if finished is None else [finished]
         self._deferral.hold_back(group.group_id, finished)
@@ -138,22 +138,22 @@ class RolloutJob:
     async def _finished(
         self, group: OpenGroup, trace: RolloutTrace, rollout_slot: RolloutSlot
     ) -> FinishedRollout | None:
-        """The rollout with its samples, if its group needs them."""
+        """Run the rollout and return it with its samples; None if its group does not need them."""
         task, finished = asyncio.current_task(), None
         assert task is not None
         try:
             with group.working():
                 samples = await self._parts.runner.samples(group, rollout_slot.rollout.number, trace, rollout_slot)
-                await self._wait_held(trace)  # it could fill another group than the step needs
+                await self._wait_held(trace)  # the step may have enough groups
             finished = self._admitted(group, rollout_slot.rollout.number, samples, trace)
         except RolloutBroken:
             trace.ending = "broken"
         except RolloutLost:
             trace.ending = "lost"
         except GroupClosed:
-            self._open.close(group)  # its time may be up before `_expire` has woken: its other calls must end as well
+            self._open.close(group)  # it may expire before `_expire` wakes up, and its other calls must end too
         except asyncio.CancelledError:
-            # Cancelled once for the closed group; any more and the whole run is being stopped.
+            # One cancellation comes from the closed group; any further one stops the whole run.
             if not group.is_closed or task.uncancel():
                 raise
         finally:
@@ -188,7 +188,7 @@ class RolloutJob:
     def _admitted(
         self, group: OpenGroup, number: int, samples: list[Sample], trace: RolloutTrace
     ) -> FinishedRollout | None:
-        """The rollout in its slot, if its group has one for it, and the buffer takes it."""
+        """Return the rollout with its slot; None if its group has no slot for it or the buffer does not accept it."""
         is_failed = samples[-1]["status"] == "failed"
         slot = group.admit(number, is_failed=is_failed)
         if slot is None:
@@ -202,9 +202,9 @@ class RolloutJob:
         if self._parts.link.takes_failed:
             return FinishedRollout([{**sample, "slot": slot} for sample in samples], trace)
         if is_failed:
-            logger.error("not sent to a buffer that knows no failed samples: %s", samples[-1]["error"]["message"])
+            logger.error("failed sample not sent, the buffer does not accept it: %s", samples[-1]["error"]["message"])
             return None
-        return FinishedRollout([{**samples[-1], "slot": slot}], trace)  # it knows no forks either
+        return FinishedRollout([{**samples[-1], "slot": slot}], trace)  # nor does it accept forks
 
     def _note_complete(self, group: OpenGroup) -> None:
         self._deferral.note_ended(group.group_id)
@@ -213,7 +213,7 @@ class RolloutJob:
             self._open.end_rest(group)
 
     def _note_closed(self, group: OpenGroup) -> None:
-        """A group ends before its last rollout has."""
+        """Handle a group that ends before its last rollout."""
         self._dispatcher.forget(group)
         if not group.is_complete:
             self._throw_away(group)
@@ -226,13 +226,13 @@ class RolloutJob:
 
     def _note_step(self, step: Step | None) -> None:
         if step is not None:
-            # Before the hold ends: calls that go out then carry the new version.
+            # Before the run resumes, so that the next calls carry the new version.
             self._parts.pool.announce(step.weights)
             if step.number != self._hold.step:
                 self._policy.begin_step(step.number)
                 self._deferral.begin_step()
             self._hold.note_step(step)
-            self._dispatcher.changed.notify()  # the step may begin other groups now
+            self._dispatcher.changed.notify()  # the step may begin further groups now
 
     def _note_held(self, is_held: bool) -> None:
         self._reporter.note_held(is_held)

@@ -1,4 +1,4 @@
-"""The groups that a job is filling: what ends them, what becomes of them between steps, and what rollouts cost."""
+"""The groups that a job is filling: how they end, what happens to them between steps, and the cost of rollouts."""
 
 import asyncio
 from collections import Counter
@@ -13,9 +13,9 @@ from forebay.generators.rollouts.rollout_trace import Ending
 
 
 class OpenGroups:
-    """By id. ``services`` runs what goes on beside the rollouts; it is to be set before anything is ended.
+    """Open groups by id. ``services`` runs background tasks and must be set before any group is ended.
 
-    ``on_end`` is told of each group that is ended before its last rollout has.
+    ``on_end`` is called with each group that ends before its last rollout.
     """
 
     services: asyncio.TaskGroup
@@ -30,60 +30,60 @@ class OpenGroups:
         self._groups: dict[str, OpenGroup] = {}
 
     def add(self, group: OpenGroup) -> None:
-        """From now on this is the group of its id."""
+        """Add a group, replacing the previous group with its id."""
         self._groups[group.group_id] = group
         group.on_change = self._reporter.note_group
         self._reporter.note_group(group)
 
     def remove(self, group: OpenGroup) -> bool:
-        """It has ended; whether it was the group of its id still."""
-        # Another one has its id where the rollouts of a step were thrown away.
+        """Remove a group. Returns False if another group has replaced it."""
+        # When the rollouts of a step are discarded, a new group takes over the id.
         if self._groups.get(group.group_id) is not group:
             return False
         del self._groups[group.group_id]
         return True
 
     def get(self, group_id: str) -> OpenGroup | None:
-        """The group of this id, unless it has ended."""
+        """Return the group with this id, unless it has ended."""
         group = self._groups.get(group_id)
         return None if group is None or group.is_finished else group
 
     def unfinished(self) -> Iterator[OpenGroup]:
-        """The groups that still need rollouts."""
+        """Iterate over the groups that still need rollouts."""
         return (group for group in list(self._groups.values()) if not group.is_finished and not group.is_complete)
 
     # --- groups
 
     def close_id(self, group_id: str) -> None:
-        """``close`` for the group with this id, if there is one."""
+        """Close the group with this id, if there is one."""
         if (group := self._groups.get(group_id)) is not None:
             self.close(group)
 
     def close(self, group: OpenGroup) -> None:
-        """Nothing that is generated for it would be used: cancel its rollouts, and abort their calls."""
+        """Close a group: cancel its rollouts and abort their calls."""
         if group.is_finished:
             return
         self._reporter.totals.num_groups_closed += 1
-        calls = group.calls()  # before it is closed: tasks that are cancelled forget their calls
+        calls = group.calls()  # read first: cancelled tasks drop their calls
         group.close()
         self._on_end(group)
         self.services.create_task(self._pool.abort(group.rid_prefix, calls))
 
     def close_incomplete(self, group: OpenGroup) -> None:
-        """No other rollout can be started for it: it is closed with the samples that it has."""
+        """Close a group that can get no more rollouts, keeping the samples it has."""
         self.close(group)
         self.services.create_task(self._reporter.announce_incomplete(group.key))
 
     def end_rest(self, group: OpenGroup) -> None:
-        """End the rollouts of a group that needs them no more, their calls first: so it is known what they sampled."""
+        """End rollouts that a group no longer needs. Their calls end first, so that the sampled tokens are known."""
 
         async def end() -> None:
             await self._pool.stop(group.calls)
             group.close()
-            if self._hold.is_held:  # nothing else is going on that would be reported
+            if self._hold.is_held:  # no other report is due while the run is paused
                 self._reporter.flush()
 
-        # Shut now, so that no other call goes out; closed once it is known from the engines what its calls sampled.
+        # Shut now, so that no other call is sent; closed once the engines have returned the sampled tokens.
         group.shut()
         self._on_end(group)
         self.services.create_task(end())
@@ -91,7 +91,7 @@ class OpenGroups:
     # --- all of them
 
     def keep_rest(self) -> None:
-        """End the calls in flight: the turns go on with others, which wait until the run is no longer held."""
+        """End the calls in flight. Their turns continue with new calls once the run resumes."""
 
         async def end() -> None:
             await self._pool.stop(self._calls_between_steps, limit_s=None)
@@ -102,24 +102,24 @@ class OpenGroups:
         self.services.create_task(end())
 
     def _calls_between_steps(self) -> list[Call]:
-        # Not streams: their readers have seen the beginning, and nobody could go on with them.
+        # Not streams: their readers have seen the beginning, so they cannot be continued.
         groups = self._groups.values() if self._hold.is_held else ()
         return [call for group in groups for call in group.whole_calls()]
 
     async def stop(self, run_id: str) -> None:
-        """The run is over: close all groups, and abort every call of the run."""
+        """Close all groups and abort every call of the run."""
         calls = [call for group in self._groups.values() for call in group.calls()]
         self.close_all()
         await self._pool.abort(run_rid_prefix(run_id), calls)
 
     def close_all(self) -> None:
-        """What still runs in threads ends with its next call."""
+        """Close all groups. Rollouts in threads end with their next call."""
         for group in self._groups.values():
             group.close()
 
 
 def cost(attempts: Sequence[Execution], ending: Ending) -> Counter[str]:
-    """What one rollout adds to the counts. Attempts before the last one failed; one that never began costs nothing."""
+    """Return what one rollout adds to the counts. All attempts but the last count as failed."""
     if not attempts:
         return Counter()
     *before, last = attempts
@@ -131,6 +131,6 @@ def cost(attempts: Sequence[Execution], ending: Ending) -> Counter[str]:
 
 
 def kept_costs(rollouts: Iterable[Sequence[Execution]]) -> Counter[str]:
-    """What is kept of rollouts in flight until the next step; those that sampled nothing yet do not count."""
+    """Return counts of the rollouts kept for the next step; those without sampled tokens do not count."""
     tokens = [attempts[-1].num_sampled_tokens for attempts in rollouts if attempts]
     return Counter(rollouts_held=sum(1 for number in tokens if number), tokens_held=sum(tokens))

@@ -1,4 +1,4 @@
-"""What is recorded of a run's plan: all that has to be known, beside its rollouts, to run it again in virtual time."""
+"""Record of a run's plan: everything besides its rollouts that a simulation needs to run it again."""
 
 import logging
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def record_plan(tracer: Tracer, plan: "Plan", engines: str | Sequence[str], **of_generator: Any) -> None:
-    """Write the plan of one pass over the rows into the trace; ``of_generator``: more fields of ``RunPlan``."""
+    """Write the plan of one pass over the rows to the trace; ``of_generator`` holds further fields of ``RunPlan``."""
     try:
         tracer.write(
             RunPlan(
@@ -29,7 +29,7 @@ def record_plan(tracer: Tracer, plan: "Plan", engines: str | Sequence[str], **of
             )
         )
     except Exception as error:  # noqa: BLE001 - tracing must never cost a run
-        logger.warning("the plan of this run is not in its trace: %r", error)
+        logger.warning("could not record the plan of this run in its trace: %r", error)
 
 
 def _listed(engines: str | Sequence[str]) -> list[str]:
@@ -37,7 +37,7 @@ def _listed(engines: str | Sequence[str]) -> list[str]:
 
 
 def _settings(scheduler: "Scheduler") -> dict[str, Any]:
-    # The options of somebody else's policy may hold anything, a key too.
+    # Options of a third-party policy may contain secrets.
     settings = scheduler.model_dump(exclude_defaults=True, exclude={"options"})
     if isinstance(settings.get("heavy"), list):
         settings["heavy"] = [without_login(url) for url in settings["heavy"]]

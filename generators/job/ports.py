@@ -1,6 +1,6 @@
-"""What a job works with, and where its rollouts run: in this process, in workers, or in models where it is simulated.
+"""Interfaces between a job and its surroundings: rollouts run in this process, in workers, or in a simulation.
 
-A worker that takes rollouts of a job sees it from its side: as a ``JobMember`` with ``MemberParts``.
+A worker's side of a job is ``JobMember`` with ``MemberParts``.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -31,52 +31,55 @@ if TYPE_CHECKING:
 
 
 class JobEngines(Protocol):
-    """Where calls go: an ``EnginePool``."""
+    """The engines of a job, implemented by ``EnginePool``."""
 
     def announce(self, weights: AnnouncedWeights | None) -> None:
-        """The trainer has said this last of the engines' weights."""
+        """Note the trainer's latest announcement about the engines' weights."""
 
     async def when_up(self) -> Sequence[str]:
-        """The addresses of those that answer, the same object as long as they are the same; waits while none does."""
+        """Wait until engines answer and return their addresses: the same object until the addresses change."""
 
     async def load_at(self, url: str) -> EngineLoad | None:
-        """What the engine there is busy with; None where it does not say."""
+        """Return the load of the engine at ``url``; None if it does not report one."""
 
     async def abort(self, rid_prefix: str, calls: Iterable[Call] = ()) -> None:
-        """Stop ``calls`` in flight, and whatever else has this prefix."""
+        """Abort ``calls`` in flight, and all other calls with this prefix."""
 
     async def stop(self, calls: Callable[[], Iterable[Call]], limit_s: float | None = ...) -> None:
-        """Have the engines end ``calls()`` until there are none; who has asked gets what there was by then."""
+        """Make the engines end ``calls()`` until none are left. The callers get what was sampled by then."""
 
 
 class JobRunner(Protocol):
-    """What runs rollouts: a ``RolloutRunner``."""
+    """The runner of rollouts, implemented by ``RolloutRunner``."""
 
     async def when_ready(self) -> None:
-        """Return when there is somebody to run them."""
+        """Wait until rollouts can run, for example until there is a worker."""
 
     async def samples(
         self, group: OpenGroup, number: int, trace: RolloutTrace, rollout_slot: RolloutSlot
     ) -> list[Sample]:
-        """The samples of one, the main one last. Raises ``RolloutBroken``, ``RolloutLost``, ``GroupClosed``."""
+        """Run one rollout and return its samples, the main one last.
+
+        Raises ``RolloutBroken``, ``RolloutLost`` or ``GroupClosed``.
+        """
 
 
 class JobWriter(Protocol):
-    """What takes samples: an ``AsyncWriter``."""
+    """The writer of samples, implemented by ``AsyncWriter``."""
 
     async def write(self, sample: Sample) -> None:
-        """Take one, once there is room."""
+        """Queue a sample, waiting for room."""
 
     async def watch(self) -> None:
-        """Return once it is closed; raises why nothing can be written any more."""
+        """Return once the writer is closed. Raises the error after which nothing can be written."""
 
     async def close(self) -> None:
-        """Send what waits."""
+        """Send all queued samples and close the writer."""
 
 
 @dataclass(frozen=True)
 class JobContext:
-    """What a job has wherever its rollouts run; all of it is open."""
+    """Opened resources of a job, independent of where its rollouts run."""
 
     plan: Plan
     link: Link
@@ -87,14 +90,14 @@ class JobContext:
     loads: EngineLoads
     tracer: Tracer
     queue_size: int
-    """Finished samples that may wait to be written."""
+    """Maximum number of finished samples waiting to be written."""
     num_reward_workers: int
-    """Processes that may judge at once, if they are needed."""
+    """Maximum number of processes for reward functions."""
 
 
 @dataclass(frozen=True)
 class JobPlaces:
-    """What a job has of the places where its rollouts run."""
+    """Opened resources of a job that depend on where its rollouts run."""
 
     pool: JobEngines
     runner: JobRunner
@@ -104,7 +107,7 @@ class JobPlaces:
 
 @dataclass(frozen=True)
 class JobParts:
-    """What a job works with; all of it is open already, and closed by whoever opened it."""
+    """All opened resources of a job. Their opener closes them."""
 
     plan: Plan
     schedule: Schedule
@@ -119,62 +122,63 @@ class JobParts:
     loads: EngineLoads
     traces: RolloutTraces
     replayed: ReplayedGroups | None = None
-    """What another run has recorded of the schedule's groups, and what is left of them."""
+    """In a replay, the source of recorded samples and of the groups that still need rollouts."""
     adjusts_places: bool = False
-    """Whether the number of places is found out while it runs."""
+    """Whether the number of concurrency slots is adjusted during the run."""
 
 
 class RolloutPlaces(Protocol):
-    """Of a run whose rollouts run in workers."""
+    """The workers in which a run's rollouts run."""
 
     async def need(self, field: str, url: Callable[[], Awaitable[str]]) -> None:
-        """The jobs that follow need this address in workers, too; ``field`` or setting says it.
+        """Check that workers can reach an address, which ``field`` or a setting names.
 
-        It is asked for only where workers may be on other machines. Raises ``InvalidInput`` if those cannot reach it.
+        ``url`` is only called if workers may be on other machines. Raises ``InvalidInput`` if they cannot reach the
+        address.
         """
 
     def opened(self, around: JobContext) -> AbstractAsyncContextManager[JobPlaces]:
-        """Within this the workers take rollouts of one job."""
+        """Let the workers take rollouts of one job inside this context."""
 
     def end_job(self, totals: Totals | None) -> None:
-        """The job is over: what stands behind it is run in the workers as well. None: it has failed."""
+        """End a job, so that workers continue with the code after it. ``totals`` is None if the job failed."""
 
     def close(self, limit_s: float) -> None:
-        """``run_rollout`` has returned; so will those of the workers, which have so long for it."""
+        """Give the workers ``limit_s`` seconds to return from ``run_rollout`` after the lead has returned."""
 
 
 @dataclass(frozen=True)
 class MemberShare:
-    """What a worker has to know before it can run rollouts of a job."""
+    """What a worker must know to run rollouts of a job."""
 
     plan: Plan
     queue_size: int
     num_reward_workers: int
     worker: int
-    """Its number."""
+    """Number of the worker."""
 
 
 @dataclass(frozen=True)
 class MemberParts:
-    """What a worker runs the rollouts of one job with."""
+    """Opened resources of a worker for one job."""
 
     pool: EnginePool
     runner: "RolloutRunner"
     writer: AsyncWriter
     traces: RolloutTraces
     watch: StallWatch
-    """Of the event loop in which they run."""
+    """Watches the event loop in which the rollouts run."""
     takes_failed: bool
-    """Whether the buffer takes failed samples, and forks."""
+    """Whether the buffer accepts failed samples and forks."""
     engine_wait_s: float
 
 
 OpenMember = Callable[[MemberShare, Callable[[bool], None]], AbstractAsyncContextManager[MemberParts]]
-"""Opens them; the second argument is told when no engine answers, and when one does again."""
+"""Opens a worker's parts. The second argument is called with True when no engine answers, and with False later."""
 
 
 class JobMember(Protocol):
-    """Of one worker."""
+    """A worker's side of jobs."""
 
     async def serve(self, open_parts: OpenMember) -> Totals:
-        """Take rollouts of the next job until the lead has ended it; what it counted."""
+        """Run rollouts of the next job until the lead ends it, and return the lead's totals."""

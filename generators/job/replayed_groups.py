@@ -1,4 +1,4 @@
-"""Groups of which another run has recorded something: what is there goes out, what is left is handed on."""
+"""Groups of a replay: recorded samples are written, and slots without one are passed on for generation."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ from forebay.replay.replayed_bodies import sampled_tokens
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""Groups that are looked up, and written, side by side: their bodies are in memory."""
+"""Groups looked up and written concurrently, whose bodies are in memory."""
 MAX_LEFT = 64
-"""Groups with rollouts to be run that may wait for the policy to look at them."""
+"""Maximum number of groups with missing rollouts waiting for the policy."""
 
 
 @dataclass(frozen=True)
 class ReplayParts:
-    """What recorded samples take to their groups. ``rejudge``: what gives them other rewards."""
+    """Resources for writing recorded samples. ``rejudge`` gives them new rewards."""
 
     plan: Plan
     link: Link
@@ -36,57 +36,57 @@ class ReplayParts:
 
 
 class ReplayedGroups:
-    """A ``GroupSource`` with the groups of a schedule that need rollouts, and only the slots that do.
+    """A ``GroupSource`` of the scheduled groups that need rollouts, reduced to the slots that need them.
 
-    ``run`` fills the others. A group whose every slot was recorded is seen by no policy, and needs no engine.
+    ``run`` fills the other slots. A completely recorded group is not submitted to the policy and needs no engine.
     """
 
     def __init__(self, groups: Iterator[GroupPlan], replay: ReplayTask, parts: ReplayParts) -> None:
         self._groups, self._replay, self._parts = groups, replay, parts
         self.writer = parts.writer
-        """Takes what was recorded; whoever runs the rest watches and closes it."""
+        """Writer of recorded samples, watched and closed by the job."""
         self._left: deque[GroupPlan] = deque()
         self._under_way: set[str] = set()
         self._closed: set[str] = set()
-        """Of those, what the buffer has closed."""
+        """Groups in ``_under_way`` that the buffer has closed."""
         self.error: InputRefused | None = None
-        """Why no group comes any more, if that is not the end of the file."""
+        """The input error that ended the groups early, if any."""
         self._has_ended = False
         self._has_warned_of_rows = False
         self._room = Signal()
         self.has_left = asyncio.Event()
-        """Whether anything has to be generated, as far as that is known."""
+        """Set once any rollout has to be generated."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called when ``take`` may have something, or nothing more comes."""
+        """Called when ``take`` may return a group, or when no more follow."""
 
-    # --- for whoever runs the rest
+    # --- for the job
 
     @property
     def is_over(self) -> bool:
-        """Nothing is left to be taken, and nothing comes."""
+        """Whether no groups are left and no more follow."""
         return self._has_ended and not self._left
 
     @property
     def is_pending(self) -> bool:
-        """Nothing is there at present, but something may come."""
+        """Whether no group is available now but more may follow."""
         return not self._has_ended and not self._left
 
     def take(self) -> GroupPlan | None:
-        """The next group that needs rollouts; None if none is there."""
+        """Remove and return the next group that needs rollouts; None if there is none."""
         self._room.notify()
         return self._left.popleft() if self._left else None
 
     def drop(self, group_id: str) -> None:
-        """The buffer has closed a group."""
+        """Drop a group that the buffer has closed."""
         if group_id in self._under_way:
             self._closed.add(group_id)
         self._left = deque(planned for planned in self._left if planned.group_id != group_id)
         self._room.notify()
 
-    # --- what was recorded
+    # --- recorded samples
 
     async def run(self) -> None:
-        """Pass over the schedule, and write what was recorded, in its order. Raises ``RunGone``."""
+        """Pass over the schedule and write the recorded samples in its order. Raises ``RunGone``."""
         places, before = asyncio.Semaphore(self._num_at_once), asyncio.Event()
         before.set()
         async with asyncio.TaskGroup() as tasks:
@@ -102,7 +102,7 @@ class ReplayedGroups:
 
     @property
     def _num_at_once(self) -> int:
-        """Groups side by side: more where judges are asked, so that as many are as may be."""
+        """Number of concurrent groups: more when scoring again, so that all reward slots are used."""
         rejudge = self._parts.rejudge
         return AT_ONCE + (0 if rejudge is None else rejudge.at_once // self._parts.plan.group_size)
 
@@ -110,7 +110,7 @@ class ReplayedGroups:
         try:
             return next(self._groups, None)
         except InputRefused as error:
-            self.error = error  # what was read before it is filled
+            self.error = error  # groups read before it are still filled
             return None
 
     async def _wait_room(self) -> None:
@@ -118,7 +118,7 @@ class ReplayedGroups:
             await self._room.wait()
 
     async def _use(self, planned: GroupPlan, before: asyncio.Event, done: asyncio.Event) -> None:
-        """Write what was recorded of a group, after what is ``before`` it, and hand on what is left of it."""
+        """Write a group's recorded samples once ``before`` is set, and pass on its other slots."""
         recorded = await self._recorded(planned)
         left = tuple(slot for slot in planned.slots if slot not in recorded)
         await before.wait()
@@ -152,19 +152,19 @@ class ReplayedGroups:
         return dict(zip(rollouts, judged, strict=True))
 
     def _is_of_row(self, rollout: ReplayedRollout, planned: GroupPlan) -> bool:
-        """Whether it was made of the row as it is now, as far as that is known."""
+        """Whether a rollout was made from the current row, or from a row that was not recorded."""
         if rollout.row_digest(planned.row) in (None, planned.row.digest):
             return True
         if not self._has_warned_of_rows:
             self._has_warned_of_rows = True
-            what = "has changed since it was recorded: it is generated anew, and so are others of which that is true"
+            what = "has changed since it was recorded: this and all other changed rows are generated again"
             logger.warning("row %r %s", planned.key[0], what)
         return False
 
     async def _write(self, planned: GroupPlan, recorded: Mapping[int, ReplayedRollout], *, is_whole: bool) -> None:
         parts = self._parts
-        await parts.hold.wait()  # it could be another group than the step needs
-        if is_whole:  # its samples open it, and wait for room themselves
+        await parts.hold.wait()  # the step may have enough groups
+        if is_whole:  # writing its samples opens the group, and waits for room
             parts.hold.note_complete(planned.group_id)
             parts.reporter.totals.num_groups_opened += 1
         else:

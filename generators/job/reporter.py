@@ -1,4 +1,4 @@
-"""Reporting to the buffer: how far the run is, what its rollouts cost, and which groups are idle."""
+"""Reports to the buffer: progress, cost of rollouts, and idle groups."""
 
 import asyncio
 import logging
@@ -18,62 +18,62 @@ logger = logging.getLogger(__name__)
 LOG_EVERY_S = 10.0
 WORKERS_EVERY_S = 2.0
 COUNTS_EVERY_S = 5.0
-"""Each report of counts is written to the journal; so much may be lost with a process that is killed."""
+"""Interval between reports of counts, each of which is journalled. A killed process loses this much at most."""
 IDLE_LASTING_S = 0.1
-"""A rollout often follows the one before at once: what changes back within this time is not told."""
+"""Shorter idle times are not reported, because a rollout often follows the previous one at once."""
 IDLE_REPEAT_S = 60.0
-"""The buffer trusts a process of which it hears: with groups that it has told idle, it reports at least so often."""
+"""Longest interval between reports while any group is reported idle, to show the buffer that the process is alive."""
 
 
 @dataclass
 class Totals:
-    """What a run process has done so far."""
+    """Totals of a run process so far."""
 
     num_groups_opened: int = 0
     num_groups_closed: int = 0
-    """Groups that were closed before their last rollout ended."""
+    """Groups closed before their last rollout ended."""
     num_completed: int = 0
     num_failed: int = 0
     num_groups_total: int | None = None
     is_stopped: bool = False
-    """Whether it ended because the buffer wanted nothing more."""
+    """Whether the job ended because the buffer ended the run."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Whatever else is counted, by name."""
+    """All other counters, by name."""
 
 
 class IdleReports:
-    """What the buffer is told of groups without a rollout in flight, so that it does not let them age meanwhile.
+    """Reports of groups without a rollout in flight, so that the buffer pauses their deadlines.
 
-    It compares how groups are with what the buffer knows of them: an announced group counts as busy until the buffer is
-    told otherwise. ``on_due`` is called when there is something to report.
+    Compares the state of groups with what was reported; an announced group counts as busy until it is reported idle.
+    ``on_due`` is called when a report is due.
     """
 
     def __init__(self, on_due: Callable[[], object]) -> None:
         self._on_due = on_due
         self._reported: set[GroupKey] = set()
-        """The groups that are idle for the buffer."""
+        """Groups last reported as idle."""
         self._new: dict[GroupKey, OpenGroup] = {}
         self._lasting: dict[GroupKey, OpenGroup] = {}
-        """Those that changed before the timer was set: they are looked at when it fires."""
+        """Groups that changed before the timer was set; checked when it fires."""
         self._due: dict[GroupKey, OpenGroup] = {}
         self._is_timed = False
 
     @property
     def repeat_s(self) -> float | None:
-        """How long nothing may be reported; None for ever."""
+        """Longest time without a report, in seconds; None for no limit."""
         return IDLE_REPEAT_S if self._reported else None
 
     def note_announced(self, key: GroupKey) -> None:
-        """The buffer takes a group for busy."""
+        """Note that a group was announced as busy."""
         self._reported.discard(key)
 
     def note_announced_idle(self, key: GroupKey) -> None:
-        """The buffer takes a group for idle, of which nothing runs here."""
+        """Note that a group was announced as idle."""
         self._reported.add(key)
-        self._on_due()  # from now on something is to be told from time to time
+        self._on_due()  # starts the periodic reports
 
     def note(self, group: OpenGroup) -> None:
-        """A group has opened, or has another state perhaps; of the same key the last one counts."""
+        """Note that a group has opened or may have changed. A later group with the same key replaces an earlier one."""
         key = group.key
         for noted in (self._due, self._lasting):
             if key in noted:
@@ -96,7 +96,7 @@ class IdleReports:
             self._on_due()
 
     def take(self) -> tuple[Sequence[GroupKey], Sequence[GroupKey]]:
-        """What is to be told now, and counts as told: the groups that are idle, and those that are not any more."""
+        """Return the groups to report as idle and as busy, and mark them as reported."""
         changed = [(key, group.is_idle) for key, group in self._due.items() if self._differs(key, group)]
         self._due.clear()
         idle, busy = ([key for key, is_idle in changed if is_idle is wanted] for wanted in (True, False))
@@ -109,9 +109,9 @@ class IdleReports:
 
 
 class Reporter:
-    """Announces groups before their first rollout, and reports what changes.
+    """Announces groups before their first rollout, and reports changes.
 
-    The ``clock`` of the groups' deadlines stands still while the run waits for its engine or its trainer, or is paused.
+    The ``clock`` of the groups' deadlines stops while the run waits for engines, workers or its trainer, or is paused.
     """
 
     def __init__(self, link: JobBuffer, clock: ActiveClock) -> None:
@@ -120,7 +120,7 @@ class Reporter:
         self._clock = clock
         self._process_id = secrets.token_hex(4)
         self._waiting: set[int | None] = set()
-        """Workers that no engine answers; None for this process."""
+        """Workers without an answering engine; None stands for this process."""
         self._has_no_worker = False
         self._workers: Callable[[], Sequence[WorkerReport]] | None = None
         self._is_held = False
@@ -128,45 +128,45 @@ class Reporter:
         self._is_count_due = False
         self._changed = asyncio.Event()
         self._idle = IdleReports(self._changed.set)
-        # The first report tells how many groups there will be.
+        # The first report contains the total number of groups.
         self._changed.set()
-        # The server takes what came last for true: reports must not overtake each other.
+        # The server uses the latest report, so reports must not overtake each other.
         self._sending = asyncio.Lock()
         self._logged_s = time.monotonic()
 
     async def announce(self, key: GroupKey) -> None:
-        """A group opens: returns when the buffer knows it. A buffer without room lets us wait here."""
+        """Announce a group to the buffer, waiting while the buffer is full."""
         self.totals.num_groups_opened += 1
-        # By itself, for it may be refused for minutes: meanwhile other reports must neither wait nor grow old.
+        # Sent separately: it may be rejected for minutes, which must not delay other reports.
         await self._link.report(ProgressReport(opened=[key]))
         self._idle.note_announced(key)
 
     async def announce_idle(self, key: GroupKey) -> None:
-        """A group opens for samples that need no rollout: it does not age until it is announced for others."""
+        """Announce a group for recorded samples. It stays idle until it is announced for rollouts."""
         await self._link.report(ProgressReport(opened=[key], idle=[key]))
         self._idle.note_announced_idle(key)
 
     async def announce_incomplete(self, key: GroupKey) -> None:
-        """No sample comes any more for a group with empty slots, and what there is of it is stored."""
+        """Report that a group with empty slots gets no more samples, and that its existing samples are stored."""
         await self._link.report(ProgressReport(short=[key]))
 
     def note_waiting(self, is_waiting: bool, worker: int | None = None) -> None:
-        """The circuit breaker opened or closed, of this process or a worker; reported as soon as possible."""
+        """Note that the circuit breaker of this process or a worker opened or closed, and report it soon."""
         (self._waiting.add if is_waiting else self._waiting.discard)(worker)
         self._note_standstill()
 
     def note_no_worker(self, has_no_worker: bool) -> None:
-        """There is no worker at all, or there is one again."""
+        """Note that all workers are gone, or that one is back."""
         self._has_no_worker = has_no_worker
         self._run_clock()
 
     def note_held(self, is_held: bool) -> None:
-        """The run is held until its trainer announces other weights, or goes on; reported as soon as possible."""
+        """Note that the run was paused for its trainer or has resumed, and report it soon."""
         self._is_held = is_held
         self._note_standstill()
 
     def note_still(self, is_still: bool) -> None:
-        """The server's deadlines are paused, or count: for paused engines, say, or an outage that the gateway found."""
+        """Note whether the server's deadlines are paused, for example because engines are paused or unreachable."""
         self._is_still = is_still
         self._run_clock()
 
@@ -178,33 +178,33 @@ class Reporter:
         self._clock.run(not (self._waiting or self._has_no_worker or self._is_held or self._is_still))
 
     def count(self, counts: Mapping[str, int]) -> None:
-        """Add to what the run counts; reported within 5 s, and at the end."""
+        """Add to the run's counts, which are reported within 5 s and at the end."""
         self.totals.counts.update(counts)
         if not self._is_count_due and any(counts.values()):
             self._is_count_due = True
             asyncio.get_running_loop().call_later(COUNTS_EVERY_S, self._changed.set)
 
     def note_sample(self, is_failed: bool) -> None:
-        """A rollout ended with a sample. Logs a line when the last one is 10 s old."""
+        """Count a sample. Logs the totals if the last log line is 10 s old."""
         self.totals.num_failed += is_failed
         self.totals.num_completed += not is_failed
         if time.monotonic() - self._logged_s >= LOG_EVERY_S:
             self.log()
 
     def note_group(self, group: OpenGroup) -> None:
-        """A group has opened, is idle, or is not any more: reported soon, unless that changes back."""
+        """Note that a group has opened or may have become idle or busy. Reported soon unless it changes back."""
         self._idle.note(group)
 
     def watch_workers(self, report: Callable[[], Sequence[WorkerReport]]) -> None:
-        """The run has workers: how they are is reported every few seconds."""
+        """Report the state of the workers every few seconds."""
         self._workers = report
 
     def flush(self) -> None:
-        """Report what was counted now."""
+        """Report the counts now."""
         self._changed.set()
 
     def log(self) -> None:
-        """Write the line."""
+        """Log the totals."""
         self._logged_s = time.monotonic()
         totals = self.totals
         logger.info(
@@ -222,17 +222,17 @@ class Reporter:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._idle.repeat_s if self._workers is None else WORKERS_EVERY_S):
                     await self._changed.wait()
-            self._changed.clear()  # before it is sent: what changes meanwhile is sent once more
+            self._changed.clear()  # before sending, so that changes meanwhile cause another report
             await self._send()
 
     async def finish(self) -> None:
-        """Everything was written: report that no sample comes any more."""
+        """Report that all samples were written and no more will follow."""
         await self._send(is_last_slot_reported=True)
         self.log()
 
     async def _send(self, *, is_last_slot_reported: bool = False) -> None:
         async with self._sending:
-            # Before the counts are read: what is counted while they are under way makes others due.
+            # Reset before the counts are read: later counts make another report due.
             self._is_count_due = False
             idle, busy = self._idle.take()
             progress = ProgressReport(

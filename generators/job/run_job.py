@@ -1,4 +1,4 @@
-"""One passage of a generator over its rows: what it takes is opened in order, used, and closed again."""
+"""One pass of a generator over its rows: opens the job's resources, runs the job, and closes them."""
 
 import asyncio
 import logging
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPLAYED_AHEAD = 64
-"""Recorded samples that may wait to be written, with their bodies."""
+"""Maximum number of recorded samples, with bodies, waiting to be written."""
 
 
 async def run(
     generator: "BaseGenerator", rows: RowFile, epochs: range, rollout_func: "RolloutFunc", reward_func: RewardFunc
 ) -> Totals:
-    """Pass over the rows until the buffer has every sample, or the run was stopped."""
+    """Pass over the rows until the buffer has every sample or the run was stopped."""
     where = composition()
     if where.member is not None:
         return await where.member.serve(partial(_member_parts, generator, rollout_func, reward_func))
@@ -84,12 +84,12 @@ async def _open(
     reward_func: RewardFunc,
 ) -> JobParts:
     places = composition().places
-    if places is None:  # a function that cannot be judged with is refused before anything is asked of others
+    if places is None:  # an unusable reward function is rejected before any request is sent
         rewarder = await stack.enter_async_context(_rewarder(generator, reward_func, generator.num_reward_workers))
     context = await _context(stack, generator)
     schedule = Schedule(rows, epochs, context.plan, generator.listed_ids)
     replayed = await _replayed(stack, generator, context, schedule, reward_func)
-    # It reads the whole file, and the engines' breaker must go on reporting meanwhile.
+    # In a thread: it reads the whole file, and engine outages must still be reported.
     if context.plan.replay is None or context.plan.replay.groups is None:
         context.reporter.totals.num_groups_total = await asyncio.to_thread(schedule.num_groups_total)
     record_plan(
@@ -125,7 +125,7 @@ async def _open(
 
 
 async def _context(stack: AsyncExitStack, generator: "BaseGenerator") -> JobContext:
-    """What the job has of its buffer and its engines. Raises ``RunGone``."""
+    """Open the job's buffer link and engine pool. Raises ``RunGone``."""
     clock = ActiveClock(SystemClock())
     clock.run(True)
     link = connect_link(generator.remote_buffer_url)
@@ -134,7 +134,7 @@ async def _context(stack: AsyncExitStack, generator: "BaseGenerator") -> JobCont
     pool = await stack.enter_async_context(await _pool(generator, reporter.note_waiting))
     plan = await link.plan(_fallback_plan(generator))
     if plan.groups_per_step is not None and not link.has_feed:
-        raise InvalidInput("groups_per_step needs a Forebay server: this buffer tells no weight versions")
+        raise InvalidInput("groups_per_step needs a Forebay server: this buffer does not report weight versions")
     if plan.scheduler is not None:
         pool.on_found = partial(check_engines, plan.scheduler, pool.urls)
     return JobContext(
@@ -158,14 +158,14 @@ async def _replayed(
     schedule: Schedule,
     reward_func: RewardFunc,
 ) -> ReplayedGroups | None:
-    """What another run has recorded of the schedule, if the run replays one. Raises ``InvalidInput``."""
+    """Open the source of recorded samples, if the run is a replay. Raises ``InvalidInput``."""
     replay = context.plan.replay
     if replay is None:
         return None
     rejudge = None
     if replay.judges_again:
         check_judge(reward_func)
-        # Its own: with workers, this process has no other.
+        # A separate one: with workers, this process has no other rewarder.
         rewarder = await stack.enter_async_context(_rewarder(generator, reward_func, generator.num_reward_workers))
         num_retries = generator.retry_budgets[RolloutOutcome.JUDGE_FAILURE]
         rejudge = Rejudge(rewarder, num_retries=num_retries, at_once=generator.num_process)
@@ -176,7 +176,7 @@ async def _replayed(
         return ReplayedGroups(schedule.groups(), replay, parts)
     chosen = await asyncio.to_thread(schedule.chosen, replay.groups)
     if schedule.num_unknown:
-        what = "recorded groups are left out: the input file does not have their instances"
+        what = "recorded groups are left out: their instances are not in the input file"
         logger.warning("%d of %d %s", schedule.num_unknown, len(replay.groups), what)
     context.reporter.totals.num_groups_total = len(replay.groups) - schedule.num_unknown
     return ReplayedGroups(iter(chosen), replay, parts)
@@ -193,7 +193,7 @@ def _places_here(
     stack.push_async_callback(runner.close)
     traces = RolloutTraces(context.tracer, context.plan.run_id)
     writer = context.link.writer(context.queue_size, traces.note_judged)
-    # A job that came to its end has closed it; after an error nothing more is sent.
+    # A completed job has closed it already; after an error, nothing more is sent.
     stack.push_async_callback(writer.stop)
     return JobPlaces(context.pool, runner, writer, traces)
 
@@ -206,7 +206,7 @@ async def _member_parts(
     share: MemberShare,
     on_waiting: Callable[[bool], None],
 ) -> AsyncIterator[MemberParts]:
-    """What a worker runs rollouts with. What is the run's is the lead's: plan, rows, reports."""
+    """Open a worker's resources for running rollouts. The lead keeps the plan, the rows and the reports."""
     async with AsyncExitStack() as stack:
         rewarder = await stack.enter_async_context(_rewarder(generator, reward_func, share.num_reward_workers))
         link = connect_link(generator.remote_buffer_url)
@@ -236,7 +236,7 @@ def _rewarder(generator: "BaseGenerator", reward_func: RewardFunc, num_workers: 
 def _runner(
     generator: "BaseGenerator", rollout_func: "RolloutFunc", pool: EnginePool, rewarder: Rewarder, run_id: str
 ) -> "RolloutRunner":
-    # Here: it loads openai, half of what a run process loads, and a lead has no use for that.
+    # Imported here: it loads openai, half of a run process's imports, which a lead does not need.
     from forebay.generators.rollouts.attempts import RolloutRunner, RolloutSettings
 
     settings = RolloutSettings(generator.sampling_params, generator.retry_budgets)
@@ -244,15 +244,15 @@ def _runner(
 
 
 def _tracer_of(run_id: str) -> Tracer:
-    """That of this process, if it is a run's and this is that run."""
+    """Return the tracer of this process if it traces ``run_id``, else ``NO_TRACE``."""
     tracer = run_tracer()
     return tracer if tracer.run_id == run_id else NO_TRACE
 
 
 def connect_link(url: str) -> Link:
-    """A ``ServerLink`` for an address that ends in ``/w/{run_key}``, else a ``SlimeLink``. Raises ``InvalidInput``."""
+    """Return a ``ServerLink`` if ``url`` ends in ``/w/{run_key}``, else a ``SlimeLink``. Raises ``InvalidInput``."""
     if not is_http_url(url):
-        raise InvalidInput(f"remote_buffer_url must be an http address, got {url!r:.200}", field="remote_buffer_url")
+        raise InvalidInput(f"remote_buffer_url must be an http address (got {url!r:.200})", field="remote_buffer_url")
     return ServerLink(url) if re.search(r"/w/[^/]+/?$", url) else SlimeLink(url)
 
 

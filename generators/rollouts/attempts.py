@@ -152,7 +152,7 @@ class RolloutRunner:
             if errors.subgroup(GroupClosed) is not None:
                 raise GroupClosed(rollout.calls.group.group_id) from None
             return errors
-        except (Exception, SystemExit, RolloutBroken) as error:  # noqa: BLE001 - whatever a rollout function raises costs one attempt
+        except (Exception, SystemExit, RolloutBroken) as error:  # noqa: BLE001 - any error of a rollout function costs one attempt
             return error
 
     async def _call(self, rollout: Rollout) -> object:
@@ -215,7 +215,7 @@ def _run(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[object]", call
     except StopIteration as stop:
         # A future cannot hold StopIteration.
         error = RuntimeError(f"rollout_func raised StopIteration({stop.value!r})")
-    except BaseException as raised:  # noqa: BLE001 - handed to the event loop, whatever it is
+    except BaseException as raised:  # noqa: BLE001 - passed on to the event loop
         error = raised
 
     def resolve() -> None:

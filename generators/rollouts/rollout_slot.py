@@ -7,7 +7,7 @@ from forebay.core.scheduling.policy import NextRollout, RolloutKey
 
 
 class RolloutSlot:
-    """Counts one rollout in the run's loads: on its engine from its choice until ``leave``, as running from ``begin``."""
+    """Counts one rollout in the run's loads: on its engine until ``leave``, and as running from ``begin`` on."""
 
     def __init__(self, chosen: NextRollout, loads: EngineLoads) -> None:
         self.rollout: RolloutKey = chosen.rollout

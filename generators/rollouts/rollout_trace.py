@@ -67,7 +67,7 @@ class RolloutTraces:
     def begin(
         self, group: GroupPlan, number: int, step: int, waits: "QueueWait | None" = None, attempt: int = 0
     ) -> "RolloutTrace":
-        """Start the trace of a chosen rollout, ``step`` weight versions after the first; ``waits`` are its earlier waits.
+        """Start the trace of a chosen rollout at ``step``. ``waits`` holds the waits before it was chosen.
 
         ``attempt`` is the number of its first attempt here, if earlier ones ran elsewhere.
         """

@@ -58,11 +58,11 @@ async def single_turn(
 ) -> Answer:
     """Request one assistant message. Returns ``messages`` with it appended, and the finish reason.
 
-    A reply that the engine aborted, for example for a weight update, is continued with the rest of ``max_tokens``: from
-    its token ids if the engine returns them, else from its text. A reply with a grammar (``response_format``, a required
-    tool call) is requested again instead. A rollout's client does this for every call, and keeps the segments' texts and
-    weight versions in the sample's ``extra_info["segments"]``. If ``messages`` ends with an assistant message, it is
-    continued.
+    A reply that the engine aborted, for example for a weight update, is continued with the rest of ``max_tokens``. It
+    continues from its token ids if the engine returns them, else from its text. A reply with a grammar
+    (``response_format``, a required tool call) is requested again instead. A rollout's client does this for every call,
+    and keeps the segments' texts and weight versions in the sample's ``extra_info["segments"]``. If ``messages`` ends
+    with an assistant message, that message is continued.
     """
     body = _body(client, messages, sampling_params, tools)
     reply = await client.chat.completions.create(**_arguments(body))

@@ -76,7 +76,7 @@ async def test_an_engine_that_says_nothing_of_its_queue_keeps_the_first_number(c
     adjusting.cancel()
     assert (loads.num_places, loads.places("http://silent")) == (16, 16)
     assert [record.message for record in caplog.records if "http://silent" in record.message] == [
-        "http://silent does not say what waits there: it has 16 places"
+        "http://silent does not report its queue: it keeps 16 slots"
     ]
 
 

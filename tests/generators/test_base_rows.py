@@ -48,7 +48,7 @@ def test_a_shuffle_keeps_the_numbers_and_differs_from_epoch_to_epoch(write_rows)
             '{"prompt": "a", "instance_id": "' + "x" * 1_025 + '"}',
             "instance_id must have at most 1024 characters (got 1025)",
         ),
-        ('{"prompt": "a", "instance_id": "same"}', "'same' was on an earlier line already"),
+        ('{"prompt": "a", "instance_id": "same"}', "'same' is also on an earlier line"),
     ],
 )
 def test_a_problem_names_file_and_line(write_rows, line, message) -> None:
