@@ -1,20 +1,19 @@
-"""Generators: what turns task rows into samples, from the files that users write to the processes that run them.
+"""Generators turn task rows into samples. This package has the files that users write and the processes that run them.
 
-In this folder itself lies what a user reads and copies: ``math_generator.py`` and ``tool_generator.py`` (generators
-that are complete), ``slime_generate_generator.py`` (runs functions written for slime), ``base.py`` (``BaseGenerator``:
-rows and two functions in, samples out), ``agent.py`` (the same for agents as they are), ``tools.py``, ``rewards.py``
-(reward functions and their time limit), ``sandbox/`` and ``failures.py`` (whose fault a failed rollout is).
+This folder itself contains what users read and copy: ``math_generator.py`` and ``tool_generator.py`` (complete
+generators), ``slime_generate_generator.py`` (runs functions written for slime), ``base.py`` (``BaseGenerator``, from
+rows and two functions to samples), ``agent.py`` (a generator for unchanged agents), ``tools.py``, ``rewards.py``
+(reward functions and their time limit), ``sandbox/`` and ``failures.py`` (kinds of failure).
 
-Below it, in the order of a run:
+Its subfolders, in the order of a run:
 
-- ``discovery/`` finds generator files and inspects each in a process that is thrown away; used by the server;
-- ``process/`` is what the server starts: a monitor, and below it the main that calls ``run_rollout``;
-- ``job/`` passes over the rows: ``base.py`` hands over to ``job/run_job.py``, which opens engines, buffer and
-  rewards;
-- ``rollouts/`` makes each rollout: its group, its attempts, its client, the recorded calls, the samples;
-- ``agents/`` does so where a program of its own is the rollout, behind the gateway;
-- ``buffer_link/`` is the way to the buffer, Forebay's own or slime's.
+- ``discovery/`` finds generator files for the server, and inspects each in a temporary process;
+- ``process/``: the processes that the server starts, a monitor and the main that calls ``run_rollout``;
+- ``job/`` passes over the rows. ``base.py`` calls ``job/run_job.py``, which opens engines, buffer and rewards;
+- ``rollouts/`` runs each rollout: its group, attempts, client, recorded calls and samples;
+- ``agents/`` runs rollouts that are separate programs behind the gateway;
+- ``buffer_link/``: the connection to the buffer, Forebay's own or slime's.
 
-Imports go down: ``base`` and ``agent`` > ``job`` | ``agents`` > ``rollouts`` > ``buffer_link``. Most imports of a
-generator file are inspections, so what takes long to import (engines, pydantic) is imported where it is used.
+Imports go downwards: ``base`` and ``agent`` > ``job`` | ``agents`` > ``rollouts`` > ``buffer_link``. Most imports of a
+generator file are inspections, so slow modules (engines, pydantic) are imported where they are used.
 """

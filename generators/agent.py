@@ -1,4 +1,4 @@
-"""Agents as they are: any program that talks to a model over HTTP becomes a generator, and every token is recorded."""
+"""Generators for unchanged agents: any program that calls a model over HTTP. Every token is recorded."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ AGENT_LIMITS = Limits(wall_s=600)
 
 
 class AgentGenerator(BaseGenerator):
-    """Runs an agent for each rollout: a function of an ``AgentTask``, or a command. The agent's code stays as it is.
+    """Runs an agent for each rollout: a function of an ``AgentTask``, or a command. The agent's code need not change.
 
-    The model that it talks to is the gateway of the run, which passes its calls to the engines and records them. What
-    ``BaseGenerator`` does for rollout functions holds for agents: groups, slots, deadlines, attempts.
+    The agent's model is the gateway of the run, which forwards its calls to the engines and records them. Groups,
+    slots, deadlines and attempts work as in ``BaseGenerator``.
     """
 
     def run_agent(
@@ -41,11 +41,11 @@ class AgentGenerator(BaseGenerator):
         env: Mapping[str, str] | None = None,
         hidden: Sequence[str] = ("label",),
     ) -> "Totals":
-        """``entry`` with an agent in place of the rollout function.
+        """Run an agent on every row, like ``entry`` does with a rollout function.
 
-        ``judge`` is a reward function, whose item has ``agent`` besides (``output``, ``folder``, ``wall_s``), or a
-        ``Verifier``. ``limits.wall_s`` holds for every agent, the others for commands, which find ``env`` in their
-        environment. The ``hidden`` fields of a row are not told to agents: what they can read, they learn to copy.
+        ``judge`` is a ``Verifier`` or a reward function, whose item also has ``agent`` (``output``, ``folder``,
+        ``wall_s``). ``limits.wall_s`` applies to every agent, the other limits to commands. ``env`` is added to the
+        environment of commands. Agents do not see a row's ``hidden`` fields, because they would learn to copy them.
         """
 
         async def run() -> "Totals":

@@ -1,4 +1,4 @@
-"""The base generator: from a file of task rows to samples in the buffer, group by group."""
+"""The base generator: turns a file of task rows into samples in the buffer, group by group."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 FIRST_PLACES = 16
-"""Of each engine, with ``num_process`` "auto", until it is known how many it takes."""
+"""Initial slots per engine with ``num_process`` "auto"."""
 PAYLOAD_NAMES = {
     "group_timeout_seconds": "group_timeout_s",
     "group_deadline_seconds": "group_deadline_s",
@@ -54,28 +54,27 @@ PAYLOAD_NAMES = {
     **{name: name for name in ("oversampling", "scheduler", "capture", "template_path")},
     **{name: name for name in ("policy_models", "engine_wait_s")},
 }
-"""What ``from_payload`` takes from a start payload, besides the two addresses, and the argument that it becomes."""
+"""Payload fields that ``from_payload`` uses besides the two addresses, and the argument that each becomes."""
 
 
 class BaseGenerator:
-    """Runs a rollout function on every row of a file and sends what it brings, group by group, to the buffer.
+    """Runs a rollout function on every row of a file and sends the samples to the buffer, group by group.
 
-    The first nine arguments are those of slime's class. ``remote_engine_url`` may name several engines (commas, or a
-    list). ``queue_size`` finished samples may wait to be written before rollouts wait too; ``num_process`` rollouts run
-    at once, or as many as the engines work on ("auto"). ``sampling_params`` go to every rollout, with ``max_tokens``
-    unless they have their own. ``max_attempts`` counts a rollout's tries. ``group_timeout_s`` and ``group_deadline_s``
-    hold where the buffer does not tell its own.
-    ``shuffle_seed`` shuffles the rows, each epoch differently. ``retry_budgets`` gives kinds of failure their own
-    number of retries. ``oversampling`` starts more rollouts than are needed, ``scheduler`` says which comes next and
-    where; a server's settings come before both.
-    ``capture`` False asks the engines for no tokens. ``template_path`` is the folder of the model's tokenizer and chat
-    template, for routers whose workers cannot be reached. ``policy_models`` lists the models whose tokens are trained
-    on; without it those of every call are. A rollout waits up to ``engine_wait_s`` seconds while no engine answers.
-    Numbers may be strings. Raises ``InvalidInput``.
+    The first nine arguments are those of slime's class. ``remote_engine_url`` may name several engines (a list, or
+    separated by commas). Rollouts wait while ``queue_size`` finished samples wait to be written. ``num_process``
+    rollouts run at once; with "auto", as many as the engines process without queueing. ``sampling_params`` go to every
+    rollout, with ``max_tokens`` unless they set their own. ``max_attempts`` limits the attempts per rollout, and
+    ``retry_budgets`` sets the retries per kind of failure. ``group_timeout_s`` and ``group_deadline_s`` apply if the
+    buffer does not set its own. ``shuffle_seed`` shuffles the rows, differently in each epoch. ``oversampling`` starts
+    more rollouts than needed, and ``scheduler`` chooses the next rollout and its engine; a server's settings override
+    both. With ``capture`` False, engines are not asked for tokens. ``template_path`` is the folder of the model's
+    tokenizer and chat template, for routers with unreachable workers. ``policy_models`` lists the models whose tokens
+    are trained on (default: the models of all calls). A rollout waits up to ``engine_wait_s`` seconds while no engine
+    answers. Numbers may be strings. Raises ``InvalidInput``.
 
-    A subclass written for slime finds what slime's class has: ``client``, ``send_data_to_buffer``, and a ``run`` that
-    ``entry`` calls once per epoch where a subclass has its own. ``skip_instance_ids`` then lists an id once for each
-    sample that is not needed, as slime's loops expect; ``listed_ids`` is what was given.
+    Subclasses written for slime find the members of slime's class: ``client``, ``send_data_to_buffer`` and ``run``. If
+    a subclass overrides ``run``, ``entry`` calls it once per epoch. The attribute ``skip_instance_ids`` repeats each id
+    once per sample, as slime's loops expect; ``listed_ids`` is the argument as given.
     """
 
     def __init__(
@@ -142,9 +141,9 @@ class BaseGenerator:
 
     @classmethod
     def from_payload(cls, data: Mapping[str, Any], **overrides: Any) -> Self:
-        """The generator that a start payload, as ``run_rollout`` is given it, asks for. ``overrides`` win.
+        """Create the generator from a start payload, as passed to ``run_rollout``. ``overrides`` win.
 
-        Raises ``InvalidInput``, also where the payload names no engine.
+        Raises ``InvalidInput``, also if the payload names no engine.
         """
         if not data.get("remote_engine_url"):
             hint = "start it with --engine-url, or remote_engine_url in the body"
@@ -155,14 +154,15 @@ class BaseGenerator:
     def entry(
         self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc", num_epoch: int | str = 1
     ) -> "Totals | None":
-        """Pass ``num_epoch`` times over the file; return when the buffer has every sample, or the run was stopped.
+        """Pass over the file ``num_epoch`` times; return when the buffer has every sample or the run was stopped.
 
-        Where a subclass has a ``run`` of its own, that is called ``num_epoch`` times, and None is returned.
+        If a subclass overrides ``run``, calls that ``num_epoch`` times instead and returns None.
 
-        ``rollout_func(client, messages, sampling_params)`` returns ``(messages, finish_reason)``, ``reward_func(item)``
-        a number. Either may be ``async``: a rollout function then gets an ``AsyncOpenAI`` client, else an ``OpenAI``
-        one in a thread, and a reward function that is not ``async`` runs in another process. Raises ``InputRefused``
-        for a row that cannot be used, after everything before it was written.
+        ``rollout_func(client, messages, sampling_params)`` returns ``(messages, finish_reason)``, and
+        ``reward_func(item)`` returns a number. Either may be ``async``. An ``async`` rollout function gets an
+        ``AsyncOpenAI`` client; any other runs in a thread with an ``OpenAI`` client. A reward function that is not
+        ``async`` runs in another process. Raises ``InputRefused`` for an invalid row, after writing all samples of the
+        rows before it.
         """
         if type(self).run is not BaseGenerator.run:
             for _ in range(_count("num_epoch", num_epoch)):
@@ -172,12 +172,12 @@ class BaseGenerator:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(self.run_async(input_file, rollout_func, reward_func, num_epoch))
-        raise RuntimeError("entry() starts an event loop, and one runs here: use `await generator.run_async(...)`")
+        raise RuntimeError("entry() cannot run in a running event loop: use `await generator.run_async(...)`")
 
     async def run_async(
         self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc", num_epoch: int | str = 1
     ) -> "Totals":
-        """``entry`` for code that runs in an event loop already."""
+        """Pass over the file like ``entry``, for callers inside an event loop."""
         num_epochs = _count("num_epoch", num_epoch) * self.num_repeats
         if self.num_repeats > 1:
             logger.warning("num_repeats=%d multiplies the epochs: %d in all", self.num_repeats, num_epochs)
@@ -186,7 +186,7 @@ class BaseGenerator:
     async def _pass_over(
         self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc", epochs: range
     ) -> "Totals":
-        # Looked up only now: what talks to engines takes a second to import, and reading a generator file needs none.
+        # Imported only now: the engine code takes a second to import, and inspecting a generator file does not need it.
         from forebay.generators.job import run_job
 
         rows = RowFile(input_file, self.shuffle_seed)
@@ -194,17 +194,17 @@ class BaseGenerator:
 
     @property
     def is_lead(self) -> bool:
-        """Whether this is where the run is led from: false in a worker, in which ``run_rollout`` is called as well."""
+        """Whether this process leads the run. False in a worker, where ``run_rollout`` is called as well."""
         from forebay.generators.job.composition import composition
 
         return composition().member is None
 
-    # --- what subclasses written for slime use
+    # --- for subclasses written for slime
 
     def run(self, input_file: str | Path, rollout_func: "RolloutFunc", reward_func: "RewardFunc") -> str:
-        """One more pass over the file (``num_repeats`` of them): "finished" when the buffer has every sample of it.
+        """Pass over the file again, ``num_repeats`` times. Returns "finished" when the buffer has every sample.
 
-        A subclass may have its own, which writes with ``send_data_to_buffer``.
+        A subclass may override this and write samples with ``send_data_to_buffer``.
         """
         first, self._num_passes = self._num_passes, self._num_passes + 1
         epochs = range(first * self.num_repeats, self._num_passes * self.num_repeats)
@@ -213,10 +213,10 @@ class BaseGenerator:
 
     @cached_property
     def client(self) -> "OpenAI":
-        """A client of the engine (of several, the first), for code that calls it beside or without a rollout function.
+        """Client of the first engine, for calls outside of rollout functions.
 
-        It goes to worker processes by any start method. What it is answered is not recorded: samples get their tokens
-        from the client that a rollout function is given, or by way of the gateway (``"capture": true``).
+        It can be passed to worker processes of any start method. Its calls are not recorded: samples get their tokens
+        from the client passed to a rollout function, or through the gateway (``"capture": true``).
         """
         from forebay.generators.rollouts.client import make_own_client
 
@@ -224,24 +224,24 @@ class BaseGenerator:
         return make_own_client((given.split(",") if isinstance(given, str) else given)[0], self.api_key)
 
     def send_data_to_buffer(self, data: Mapping[str, Any]) -> None:
-        """Write one finished sample, and return when it is on the buffer's disk.
+        """Write one finished sample and return when it is on the buffer's disk.
 
-        Where the buffer has no room, or does not answer, that is waited for. A sample that it refuses is told in the
-        log. Raises ``RunGone`` once the run is over, ``TypeError`` for what cannot be JSON.
+        Waits while the buffer is full or does not answer. A refused sample is only logged. Raises ``RunGone`` once the
+        run is over, and ``TypeError`` for values that JSON cannot hold.
         """
         from forebay.generators.buffer_link.slime import SampleSender
 
-        # Connections are of no use in a process that was forked since.
+        # A forked process needs its own connections.
         if self._sender is None or self._sender[0] != os.getpid():
             self._sender = os.getpid(), SampleSender(self.remote_buffer_url)
         self._sender[1].send(dict(data))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without connections: a method of a subclass may be the target of a worker process."""
+        """Leave out connections, because a method of a subclass may be the target of a worker process."""
         return {**{name: value for name, value in vars(self).items() if name != "client"}, "_sender": None}
 
 
-# Their modules are as slow to import as the others.
+# Lazy, because their modules are slow to import.
 __getattr__ = lazy_names(
     __name__,
     {"Rollout": "forebay.generators.rollouts.rollout", "Totals": "forebay.generators.job.reporter"},
@@ -249,7 +249,7 @@ __getattr__ = lazy_names(
 
 
 def places_of(num_process: int | str) -> int:
-    """Rollouts at once, as a start asks for them; of "auto" those that it begins with. Raises ``InvalidInput``."""
+    """Return the number of concurrent rollouts; for "auto", the initial number. Raises ``InvalidInput``."""
     return FIRST_PLACES if num_process == AUTO else _count("num_process", num_process)
 
 
@@ -257,9 +257,9 @@ def _count(name: str, value: int | str, minimum: int = 1) -> int:
     try:
         number = int(value)
     except (TypeError, ValueError):
-        raise InvalidInput(f"{name} must be a whole number, got {value!r:.100}", field=name) from None
+        raise InvalidInput(f"{name} must be a whole number (got {value!r:.100})", field=name) from None
     if number < minimum:
-        raise InvalidInput(f"{name} must be at least {minimum}, got {number}", field=name)
+        raise InvalidInput(f"{name} must be at least {minimum} (got {number})", field=name)
     return number
 
 
@@ -267,16 +267,16 @@ def _seconds(name: str, value: float | str) -> float:
     try:
         seconds = float(value)
     except (TypeError, ValueError):
-        raise InvalidInput(f"{name} must be a number of seconds, got {value!r:.100}", field=name) from None
+        raise InvalidInput(f"{name} must be a number of seconds (got {value!r:.100})", field=name) from None
     if not 0 < seconds < float("inf"):
-        raise InvalidInput(f"{name} must be more than 0 seconds, got {seconds}", field=name)
+        raise InvalidInput(f"{name} must be more than 0 seconds (got {seconds})", field=name)
     return seconds
 
 
 def _oversampling(given: "Mapping[str, Any] | Oversampling | None", group_size: int) -> "Oversampling | None":
     if not given:
         return None
-    # Looked up only now: it takes pydantic, for which an inspected generator file need not wait.
+    # Imported only now: it imports pydantic, for which an inspected generator file need not wait.
     from forebay.core.scheduling.oversampling import Oversampling, parse_oversampling
 
     oversampling = given if isinstance(given, Oversampling) else parse_oversampling(given)
@@ -296,9 +296,9 @@ def _scheduler(given: "Mapping[str, Any] | Scheduler | None", engines: str | Seq
 
 
 def _sampling_params(given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
-    """A copy with ``max_tokens`` in it; as slime's client sends it, the number may be a string."""
+    """Return a copy with ``max_tokens`` set; the number may be a string, as slime's client sends it."""
     params: dict[str, Any] = plain(dict(given))
-    # Newer models take only the second one; whichever is given is the limit.
+    # Newer models accept only the second name; either one sets the limit.
     limits = [name for name in ("max_tokens", "max_completion_tokens") if params.get(name) is not None]
     for name in limits:
         params[name] = _count(name, params[name])

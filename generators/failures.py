@@ -1,4 +1,4 @@
-"""Whose fault a failed rollout is: what user code may raise to say so, and how often each is tried again."""
+"""Kinds of failed rollouts: the errors that user code may raise, and the number of retries per kind."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -7,7 +7,7 @@ from forebay.core.errors import EngineError, ForebayError, InvalidInput
 from forebay.core.outcome import RolloutOutcome
 
 REFUSALS = frozenset({400, 413, 422})
-"""Statuses by which an engine says that the request is wrong, a prompt that is too long among it."""
+"""Statuses by which an engine rejects an invalid request, for example an overlong prompt."""
 ENGINE_WAIT_S = 1_800.0
 BUDGETED = (
     RolloutOutcome.ENGINE_FAILURE,
@@ -15,31 +15,31 @@ BUDGETED = (
     RolloutOutcome.ENVIRONMENT_FAILURE,
     RolloutOutcome.JUDGE_FAILURE,
 )
-"""Failures that have a budget of retries each."""
+"""Failures with a separate retry budget each."""
 
 
 class RolloutFailed(ForebayError):
-    """Base of what a rollout function raises to say whose fault it is. Anything else that it raises is its own."""
+    """Base of errors by which a rollout function names the kind of failure. Any other error is an agent failure."""
 
     code = "rollout_failed"
     outcome: ClassVar[RolloutOutcome] = RolloutOutcome.AGENT_FAILURE
 
 
 class AgentFailed(RolloutFailed):
-    """The agent broke: it crashed, hung, or did what it must not do."""
+    """The agent failed: it crashed, hung, or did something forbidden."""
 
     code = "agent_failed"
 
 
 class EnvironmentFailed(RolloutFailed):
-    """What the agent works on broke: a sandbox, a tool's server, a simulator."""
+    """The agent's environment failed: a sandbox, a tool's server, a simulator."""
 
     code = "environment_failed"
     outcome = RolloutOutcome.ENVIRONMENT_FAILURE
 
 
 class EngineWaitOver(EnvironmentFailed):
-    """No engine answered for as long as a rollout of the run waits for one. It is not tried again."""
+    """No engine answered for ``limit_s`` seconds, the longest that a rollout waits. It is not retried."""
 
     code = "engine_wait_over"
 
@@ -48,32 +48,32 @@ class EngineWaitOver(EnvironmentFailed):
 
 
 class JudgeFailed(RolloutFailed):
-    """The rollout came to its end, and nobody can say how good it is. Reward functions may raise it too."""
+    """The rollout completed but cannot be scored. Reward functions may raise this too."""
 
     code = "judge_failed"
     outcome = RolloutOutcome.JUDGE_FAILURE
 
 
 def outcome_of(error: BaseException) -> RolloutOutcome:
-    """How a rollout ended whose function raised ``error``, or raised something ``from`` it."""
+    """Return the outcome of a rollout whose function raised ``error``, or raised another error ``from`` it."""
     outcomes = map(_own_outcome, _causes(error))
     return next(filter(None, outcomes), RolloutOutcome.AGENT_FAILURE)
 
 
 def retry_budgets(given: Mapping[str, Any] | None, max_attempts: int) -> dict[RolloutOutcome, int]:
-    """How often a rollout is tried again after each kind of failure: as ``given``, else ``max_attempts`` - 1 times.
+    """Return the retries of a rollout after each kind of failure: as ``given``, else ``max_attempts`` - 1.
 
     Numbers may be strings. Raises ``InvalidInput``.
     """
-    # Every kind has a number of its own: a failing engine must not use up the retries of the agent.
+    # Separate budgets: a failing engine must not use up the retries of the agent.
     budgets = dict.fromkeys(BUDGETED, max_attempts - 1)
     if given is None:
         return budgets
     if not isinstance(given, Mapping):
-        raise _wrong_budgets(f"it is {given!r:.100}")
+        raise _wrong_budgets(f"got {given!r:.100}")
     for name, number in given.items():
         if name not in BUDGETED:
-            raise _wrong_budgets(f"it has {name!r:.100}")
+            raise _wrong_budgets(f"unknown name {name!r:.100}")
         budgets[RolloutOutcome(name)] = _retries(name, number)
     return budgets
 
@@ -84,22 +84,22 @@ def _retries(name: str, given: object) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        raise _wrong_budgets(f"{name} is {given!r:.100}")
+        raise _wrong_budgets(f"{name}: got {given!r:.100}")
     return number
 
 
 def _wrong_budgets(problem: str) -> InvalidInput:
     names = ", ".join(BUDGETED)
     return InvalidInput(
-        f"retry_budgets must be an object from {names} to whole numbers, {problem}",
-        hint='{"engine_failure": 5, "judge_failure": 0}: so many retries after each kind of failure',
+        f"retry_budgets must be an object of whole numbers by kind of failure ({names}): {problem}",
+        hint='set the retries per kind of failure, for example {"engine_failure": 5, "judge_failure": 0}',
         field="retry_budgets",
     )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from; of a group its first member."""
-    # A chain of causes may be a ring.
+    """Yield the error and its chain of causes, following the first member of exception groups."""
+    # A chain of causes may be a cycle.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

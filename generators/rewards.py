@@ -1,7 +1,7 @@
-"""Rewards: reward functions awaited, or run in processes of their own, both with a time limit.
+"""Rewards: runs reward functions with a time limit, ``async`` ones in the event loop and others in processes.
 
-``Rewarder`` is what a job asks. Above ``_serve`` everything runs in the run process, below it in the process of a
-reward function.
+Jobs use ``Rewarder``. Code above ``_serve`` runs in the run process; ``_serve`` and the code below it run in the
+process of a reward function.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from forebay.core.errors import InvalidInput
 from forebay.telemetry.tracing.tracer import NO_ATTEMPT, AttemptTrace
 
 START_TIMEOUT_S = 180.0
-"""A worker imports the module of its function first, and some modules import torch."""
+"""A worker first imports the module of its function, which may import torch."""
 RewardFunc = Callable[[dict[str, Any]], float | Awaitable[float]]
 
 
@@ -38,16 +38,16 @@ class RewardOutcome:
     message: str = ""
     traceback: str = ""
     wall_s: float | None = None
-    """How long the function took."""
+    """Wall-clock time of the function."""
     cpu_s: float | None = None
-    """Of the process in which it ran; None where that has other work too, or did not live to tell."""
+    """CPU time of the function's process; None if the process also does other work, or died."""
 
 
 class Rewarder:
-    """Asks a reward function for the reward of an item. Enter it with ``async with``.
+    """Computes rewards with a reward function. Enter it with ``async with``.
 
-    An ``async`` function is awaited; any other runs in one of up to ``num_workers`` processes, since it may hang in
-    code that nothing else can stop. After ``timeout_s`` seconds its process is killed and replaced.
+    An ``async`` function is awaited. Any other function runs in one of up to ``num_workers`` processes, because it may
+    hang in code that only a kill can stop. After ``timeout_s`` seconds, its process is killed and replaced.
 
     Raises ``InvalidInput`` for a function that cannot be sent to another process.
     """
@@ -63,7 +63,7 @@ class Rewarder:
         self._threads = ThreadPoolExecutor(max(1, count), thread_name_prefix="reward")
 
     async def __aenter__(self) -> Self:
-        # The last one in is the first one out: few items need few processes.
+        # Last in, first out, so that few items need few processes.
         self._idle = asyncio.LifoQueue()
         for worker in self._workers:
             self._idle.put_nowait(worker)
@@ -75,7 +75,7 @@ class Rewarder:
         self._threads.shutdown()
 
     async def reward(self, item: dict[str, Any], trace: AttemptTrace = NO_ATTEMPT) -> RewardOutcome:
-        """The reward of ``item``: a finite number, or why there is none. ``trace``: where its time is recorded."""
+        """Compute the reward of ``item``: a finite number, or an error. Its time is recorded in ``trace``."""
         return await (self._timed(item, trace) if self._is_async else self._run(item, trace))
 
     async def _timed(self, item: dict[str, Any], trace: AttemptTrace) -> RewardOutcome:
@@ -83,14 +83,14 @@ class Rewarder:
         with trace.begin("reward") as span:
             outcome = await self._await(item)
             span.set(outcome=outcome.kind or "ok")
-        # A verifier's commands have said how much they used.
+        # Verifiers set the CPU time of their commands.
         return replace(outcome, wall_s=time.monotonic() - began_s, cpu_s=span.at.get("cpu_s"))
 
     async def _await(self, item: dict[str, Any]) -> RewardOutcome:
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 return checked(await cast(Awaitable[float], self._function(item)))
-        except BaseException as error:  # whatever a reward function raises costs one sample
+        except BaseException as error:  # any error of a reward function costs one sample
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
             if isinstance(error, TimeoutError) and limit.expired():
@@ -98,12 +98,12 @@ class Rewarder:
             return RewardOutcome(None, type(error).__name__, str(error), traceback.format_exc())
 
     async def _run(self, item: dict[str, Any], trace: AttemptTrace) -> RewardOutcome:
-        # The time limit begins only when a worker has the item: waiting for one is no fault of the function.
+        # The time limit starts when a worker has the item: the wait for a worker is not the function's fault.
         times = _RewardSpans(trace)
         try:
             worker = await self._idle.get()
             running = asyncio.get_running_loop().run_in_executor(self._threads, worker.run, item, times.begin)
-            # Also when our caller is cancelled, the worker is idle only once it has answered.
+            # Even if our caller is cancelled, the worker is idle only once it has answered.
             running.add_done_callback(lambda _: self._idle.put_nowait(worker))
             outcome = await asyncio.shield(running)
             times.end(cpu_s=outcome.cpu_s, wall_s=outcome.wall_s, outcome=outcome.kind or "ok")
@@ -113,20 +113,20 @@ class Rewarder:
 
 
 class _RewardSpans:
-    """The wait for a worker that has started, then the reward."""
+    """Spans of the wait for a started worker, then of the reward."""
 
     def __init__(self, trace: AttemptTrace) -> None:
         self._trace = trace
         self._open = trace.begin("reward_queue")
 
     def begin(self) -> None:
-        """The worker has the item. Called from its thread."""
+        """Note that the worker has the item. Called from its thread."""
         if self._open.is_open:
             waited, self._open = self._open, self._trace.begin("reward", up=self._open.up)
             waited.end()
 
     def end(self, **at: Any) -> None:
-        """It has answered, or nobody waits for it any more."""
+        """End the open span: the worker has answered, or the caller was cancelled."""
         self._open.end(**{name: value for name, value in at.items() if value is not None})
 
 
@@ -135,40 +135,40 @@ def _pickled(function: RewardFunc) -> bytes:
         return pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InvalidInput(
-            f"reward_func {function!r} cannot be sent to the process that it is to run in: {error}",
-            hint="define it with def at the top level of the module (no lambda, no inner function), or make it async",
+            f"reward_func {function!r} cannot be sent to the process of reward functions: {error}",
+            hint="define it with def at the top level of a module (no lambda, no inner function), or make it async",
             field="reward_func",
         ) from None
 
 
 def is_cancelled() -> bool:
-    """Whether a ``CancelledError`` is meant for the current task; if not, the user's code leaked one of its own."""
+    """Whether the current task was cancelled. If not, a ``CancelledError`` comes from user code."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling ``function`` gives a coroutine: also for objects with an ``async`` ``__call__``, and partials."""
+    """Whether calling ``function`` returns a coroutine. Handles partials and objects with an ``async`` ``__call__``."""
     unwrapped = inspect.unwrap(getattr(function, "func", function))
-    call = getattr(unwrapped, "__call__", None)  # noqa: B004 - its kind is asked, not whether it exists
+    call = getattr(unwrapped, "__call__", None)  # noqa: B004 - we need the attribute itself
     return inspect.iscoroutinefunction(unwrapped) or inspect.iscoroutinefunction(call)
 
 
 def checked(reward: object) -> RewardOutcome:
-    """A finite number as ``float``; scalars of numpy and torch count, booleans are 0 and 1."""
+    """Convert a finite number to ``float``. Accepts scalars of numpy and torch; booleans become 0 and 1."""
     if not isinstance(reward, numbers.Real) and callable(getattr(reward, "item", None)):
         reward = cast(Any, reward).item()
     try:
         number = float(reward) if isinstance(reward, numbers.Real) else math.nan
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an int too large for a float
         number = math.inf
     if math.isfinite(number):
         return RewardOutcome(number)
-    return RewardOutcome(None, "invalid_reward", f"reward_func returned {reward!r:.100}: it must be a finite number")
+    return RewardOutcome(None, "invalid_reward", f"reward_func must return a finite number (got {reward!r:.100})")
 
 
 class RewardWorker:
-    """One process. ``run`` blocks its caller; a process that takes too long, or dies, is killed and started again."""
+    """One process for rewards. ``run`` blocks its caller. A process that times out or dies is killed and replaced."""
 
     def __init__(self, pickled_function: bytes, timeout_s: float) -> None:
         self._pickled = pickled_function
@@ -179,7 +179,7 @@ class RewardWorker:
         self._is_closed = False
 
     def run(self, item: dict[str, Any], on_begin: Callable[[], object] = lambda: None) -> RewardOutcome:
-        """The reward of ``item``. Never raises for what the function does. ``on_begin``: the process has started."""
+        """Compute the reward of ``item``; errors are returned, not raised. Calls ``on_begin`` once the process runs."""
         try:
             connection = self._started()
             on_begin()
@@ -193,7 +193,7 @@ class RewardWorker:
             return RewardOutcome(None, "reward_crashed", f"the process of reward_func died ({error!r})")
 
     def kill(self) -> None:
-        """End the process now; the next ``run`` starts another."""
+        """Kill the process; the next ``run`` starts another."""
         with self._lock:
             process, self._process = self._process, None
             connection, self._connection = self._connection, None
@@ -205,7 +205,7 @@ class RewardWorker:
             connection.close()
 
     def close(self) -> None:
-        """End the process for good."""
+        """Kill the process and start no other."""
         self._is_closed = True
         self.kill()
 
@@ -222,7 +222,7 @@ class RewardWorker:
         theirs.close()
         with self._lock:
             self._process, self._connection = process, ours
-        # Closing may have found no process to kill while this one was starting in its thread.
+        # `close` may have run while this process was starting in its thread.
         if self._is_closed:
             raise EOFError("closed while it started")
         if not ours.poll(START_TIMEOUT_S):
@@ -234,13 +234,13 @@ class RewardWorker:
 
 
 def _serve(connection: "Connection[Any, Any]", pickled: bytes) -> None:
-    """The main of a worker: answers items until its parent is gone."""
+    """Main of a worker: answers items until its parent is gone."""
     # Ctrl+C reaches the whole process group; the parent decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     try:
         function: Callable[[dict[str, Any]], Any] = pickle.loads(pickled)  # noqa: S301 - written by our own parent process
-    except Exception:  # noqa: BLE001 - whatever importing the user's module raises is the answer
+    except Exception:  # noqa: BLE001 - importing the user's module may raise anything, which is the answer
         connection.send(traceback.format_exc())
         return
     connection.send("")
@@ -253,7 +253,7 @@ def _serve(connection: "Connection[Any, Any]", pickled: bytes) -> None:
 
 
 def _die_with_parent() -> None:
-    # By a thread: a function that hangs never sees that the pipe is closed.
+    # In a thread, because a hanging function does not notice a closed pipe.
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -273,5 +273,5 @@ def _outcome(function: Callable[[dict[str, Any]], Any], item: dict[str, Any]) ->
 def _checked_reward(function: Callable[[dict[str, Any]], Any], item: dict[str, Any]) -> RewardOutcome:
     try:
         return checked(function(item))
-    except BaseException as error:  # noqa: BLE001 - a reward function that raises anything, SystemExit too, costs one sample
+    except BaseException as error:  # noqa: BLE001 - any error, even SystemExit, costs one sample
         return RewardOutcome(None, type(error).__name__, str(error), traceback.format_exc())

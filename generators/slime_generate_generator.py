@@ -1,8 +1,8 @@
-"""The built-in task ``slime_generate``: custom generate and reward functions written for slime, as they are.
+"""The built-in task ``slime_generate``: runs unchanged custom generate and reward functions written for slime.
 
 ``generate`` names a function ``async (args, sample, sampling_params)`` that returns slime's ``Sample``, or a list of
-them for sub-agents; ``reward`` one ``async (args, sample)``, which is given the list where there is one. ``agent``
-names an agent function of miles instead of ``generate``. slime, or miles, must be importable where the server runs.
+samples for sub-agents. ``reward`` names a function ``async (args, sample)``, which gets the list if there is one.
+``agent`` names an agent function of miles, in place of ``generate``. The server must be able to import slime or miles.
 """
 
 import inspect
@@ -58,14 +58,14 @@ DEFAULTS: Json = {
     "use_distributed_post": False,
     "use_rollout_routing_replay": False,
 }
-"""Arguments of slime that its own helpers read; ``args`` of the start has others, or other values."""
+"""Defaults of slime's arguments that its helpers read. ``args`` in the start payload adds or overrides them."""
 SAMPLING = ("temperature", "top_p", "top_k", "stop")
 FINISH_REASONS = {"truncated": "length"}
-"""By slime's status; a sample that has another one has come to its end."""
+"""Finish reasons by slime's status; "stop" for all other statuses."""
 
 
 def run_rollout(data: Json) -> None:
-    """Run the functions that the start names; ``args`` holds arguments of slime that they read."""
+    """Run the functions that the start payload names, with slime's arguments from ``args``."""
     generator = AgentGenerator.from_payload(data)
     reward = load_function("reward", data["reward"]) if data.get("reward") else None
     function = load_function("agent" if data.get("agent") else "generate", data.get("agent") or data.get("generate"))
@@ -79,7 +79,7 @@ def run_rollout(data: Json) -> None:
 
 
 def load_function(field: str, path: object) -> Function:
-    """The function ``module:function``, or ``module.function`` as slime writes it. Raises ``InvalidInput``."""
+    """Import ``module:function``, or ``module.function`` in slime's notation. Raises ``InvalidInput``."""
     module, _, name = str(path or "").replace(":", ".").rpartition(".")
     try:
         function: Function = getattr(import_module(module), name)
@@ -90,10 +90,10 @@ def load_function(field: str, path: object) -> Function:
 
 
 def slime_args(data: Json, generator: BaseGenerator) -> Namespace:
-    """slime's arguments, as the start tells them. Raises ``InvalidInput``."""
+    """Build slime's arguments from the start payload. Raises ``InvalidInput``."""
     given = data.get("args") or {}
     if not isinstance(given, dict):
-        raise InvalidInput(f"args must be an object with arguments of slime, got {given!r:.100}", field="args")
+        raise InvalidInput(f"args must be an object with arguments of slime (got {given!r:.100})", field="args")
     params = generator.sampling_params
     own = {
         "hf_checkpoint": data.get("tokenizer_path"),
@@ -104,15 +104,15 @@ def slime_args(data: Json, generator: BaseGenerator) -> Namespace:
     }
     args = Namespace(**DEFAULTS | own | given)
     if args.group_rm:
-        hint = "let the reward function judge one sample; hooks see whole groups"
-        raise InvalidInput("slime_generate has no group_rm: each rollout is judged by itself", hint=hint, field="args")
-    with suppress(ImportError):  # an agent function of miles may need nothing of it
-        slime_module("utils.http_utils").init_http_client(args)  # its `post` has no client before
+        hint = "let the reward function score one sample; hooks see whole groups"
+        raise InvalidInput("slime_generate has no group_rm: each rollout is scored by itself", hint=hint, field="args")
+    with suppress(ImportError):  # an agent function of miles may not need slime
+        slime_module("utils.http_utils").init_http_client(args)  # slime's `post` needs this client
     return args
 
 
 class GenerateFunction:
-    """A custom generate function as a rollout function, and a custom reward function as its judge."""
+    """Runs a custom generate function as a rollout function, and a custom reward function on its samples."""
 
     def __init__(self, args: Namespace, generate: Function, reward: Function | None, *, is_evaluation: bool) -> None:
         self._args, self._generate, self._reward = args, generate, reward
@@ -120,14 +120,14 @@ class GenerateFunction:
         self._options = {"evaluation": is_evaluation} if takes_evaluation else {}
         self._numbers = itertools.count()
         self._finished: WeakValueDictionary[str, SlimeTrajectory] = WeakValueDictionary()
-        """By uid, as long as their rollouts: until the reward is known."""
+        """Trajectories by uid, until their rollout has its reward."""
 
     async def rollout(self, client: Any, messages: list[Json], sampling_params: Json) -> tuple[list[Json], str]:
-        """One call of the generate function."""
-        del sampling_params  # slime's own names are in the arguments
+        """Call the generate function for one rollout."""
+        del sampling_params  # slime's names for them are in the arguments
         rollout = client.rollout
         args = Namespace(**vars(self._args) | _router(rollout.engine_url))
-        row = deepcopy(rollout.row)  # functions change what they are given, and the others of the group need it too
+        row = deepcopy(rollout.row)  # functions may change it, and the whole group shares it
         sample = slime_module("utils.types").Sample(
             index=next(self._numbers),
             group_index=zlib.crc32(rollout.rollout_id.rpartition("-")[0].encode()),
@@ -135,7 +135,7 @@ class GenerateFunction:
             label=row.get(args.label_key),
             metadata=_metadata(args, row),
         )
-        sample.session_id = str(uuid4())  # earlier releases of slime have no such field
+        sample.session_id = str(uuid4())  # not a field of `Sample` in earlier releases of slime
         made = await self._generate(args, sample, _sglang_params(args), **self._options)
         rollout.trajectory = trajectory = SlimeTrajectory(made, messages)
         self._finished[rollout.uid] = trajectory
@@ -144,9 +144,9 @@ class GenerateFunction:
         return trajectory.messages(main), FINISH_REASONS.get(main.status.value, "stop")
 
     async def reward(self, item: Json) -> float:
-        """The reward of a rollout: the mean of its samples', asked of those that have none yet."""
+        """Return the mean reward of the rollout's samples, after scoring those without one."""
         if item["uid"] not in self._finished:
-            raise InvalidInput("slime_generate judges what it has just generated, not what was recorded")
+            raise InvalidInput("slime_generate can score only rollouts that it has just generated, not recorded ones")
         trajectory = self._finished[item["uid"]]
         samples = trajectory.slime_samples
         await self._judge([sample for sample in samples if sample.reward is None], is_list=trajectory.is_list)
@@ -165,10 +165,10 @@ class GenerateFunction:
 
 
 class SlimeTrajectory:
-    """slime's samples of one rollout in the place of what was recorded: forks first, the main one last."""
+    """slime's samples of one rollout as its trajectory: forks first, the main one last."""
 
     def __init__(self, made: Any, prompt: list[Json]) -> None:
-        """Raises ``EngineError`` for an aborted sample, ``AgentFailed`` for one that failed, or holds no tokens."""
+        """Raises ``EngineError`` for an aborted sample, and ``AgentFailed`` for one that failed or has no tokens."""
         self.is_list = isinstance(made, list)
         self.slime_samples: list[Any] = list(made) if self.is_list else [made]
         self.counters: Counter[str] = Counter()
@@ -179,16 +179,16 @@ class SlimeTrajectory:
             _check(sample)
 
     def messages(self, sample: Any) -> list[Json]:
-        """The prompt and the response."""
+        """Return prompt and response as messages."""
         prompt = sample.prompt if isinstance(sample.prompt, list) else self._prompt
         return [*prompt, {"role": "assistant", "content": sample.response}]
 
     def sample_fields(self) -> list[Json]:
-        """What goes into Forebay's samples."""
+        """Return the fields of Forebay's samples."""
         return [self._fields(sample) for sample in self.slime_samples]
 
     def _fields(self, sample: Any) -> Json:
-        """Tokens of prompt and response, with mask and logprobs for each: 0 in the prompt."""
+        """Return the tokens of prompt and response with mask and logprobs, which are 0 in the prompt."""
         length = sample.response_length
         before = [0] * (len(sample.tokens) - length)
         mask = [1] * length if sample.loss_mask is None else list(sample.loss_mask)
@@ -224,7 +224,7 @@ def _router(engine_url: str) -> Json:
 
 
 def _prompt(args: Namespace, row: Json, messages: list[Json]) -> object:
-    """As slime's data set makes it: a text, or messages, with ``--apply-chat-template`` the text of the template."""
+    """Return the prompt like slime's data set: a text or messages; with ``--apply-chat-template``, rendered text."""
     if not args.apply_chat_template:
         return row["prompt"] if isinstance(row["prompt"], str) else messages
     tokenizer = slime_module("rollout.sglang_rollout").GenerateState(args).tokenizer
@@ -252,13 +252,13 @@ def _sglang_params(args: Namespace) -> Json:
 
 
 class AgentFunction:
-    """An agent function of miles as an agent: the gateway is its engine, and records it."""
+    """Runs an agent function of miles as an agent. The gateway is its engine and records its calls."""
 
     def __init__(self, args: Namespace, agent: Function, reward: Function | None, sampling_params: Json) -> None:
         self._args, self._agent, self._reward, self._params = args, agent, reward, sampling_params
 
     async def run(self, task: AgentTask) -> Json:
-        """One call of the agent function; what it returns is part of the sample's metadata."""
+        """Call the agent function; its return value is merged into the sample's metadata."""
         url = urlsplit(task.base_url.removesuffix("/v1"))
         base_url = url._replace(netloc=f"agent:{quote(task.api_key, safe='')}@{url.netloc}").geturl()
         metadata = _metadata(self._args, deepcopy(dict(task.row)))
@@ -269,7 +269,7 @@ class AgentFunction:
         return {**metadata, **(returned or {})}
 
     async def reward(self, item: Json) -> float:
-        """What the reward function says of a sample with prompt, response, label and metadata."""
+        """Return the reward of a sample with prompt, response, label and metadata."""
         types = slime_module("utils.types")
         *prompt, answer = item["messages"]
         sample = types.Sample(

@@ -1,6 +1,6 @@
-"""The built-in task with tools: a question, turns in which the model calls a calculator or Python, a checked answer.
+"""The built-in tool task: the model may call a calculator or Python for several turns before its answer is checked.
 
-Copy this file to begin an agent of your own: put your functions beside ``calculator``, and your reward in its place.
+Copy this file to start your own agent: add your functions next to ``calculator`` and replace the reward function.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ MAX_TURNS = 8
 async def rollout_func(
     client: Any, messages: list[dict[str, Any]], sampling_params: dict[str, Any], max_turns: int = MAX_TURNS
 ) -> tuple[list[dict[str, Any]], str]:
-    """Ask, answer the calls, ask again; until the model answers without a call, or its turns are used up."""
+    """Alternate model turns and tool calls until the model answers without a call or uses up its turns."""
     async with Sandbox() as sandbox:
         tools = ToolBox([calculator, python_in(sandbox)])
         for turn in range(1, max_turns + 1):
@@ -35,12 +35,12 @@ def _max_turns(given: Any) -> int:
     if given is None:
         return MAX_TURNS
     if not str(given).isdecimal() or int(given) < 1:
-        raise InvalidInput(f"max_turns must be a whole number of at least 1, got {given!r:.100}", field="max_turns")
+        raise InvalidInput(f"max_turns must be a whole number of at least 1 (got {given!r:.100})", field="max_turns")
     return int(given)
 
 
 def run_rollout(data: dict[str, Any]) -> None:
-    """Run the task as the start payload asks; ``max_turns`` (8) is one of its fields."""
+    """Run the task with a start payload, whose optional ``max_turns`` defaults to 8."""
     generator = BaseGenerator.from_payload(data)
     rollout = partial(rollout_func, max_turns=_max_turns(data.get("max_turns")))
     generator.entry(data["input_file"], rollout, reward_func, data.get("num_epoch", 1))

@@ -1,6 +1,6 @@
-"""Function calls: Python functions offered to a model as tools, its calls answered, and two tools to begin with.
+"""Function calls: offers Python functions to a model as tools, answers its calls, and includes two tools.
 
-From ``evaluate`` on: arithmetic that a model wrote. Numbers and operators, nothing else, and nothing that takes long.
+The code from ``evaluate`` on computes arithmetic written by a model: only numbers and operators, with limited cost.
 """
 
 import ast
@@ -21,22 +21,22 @@ from forebay.telemetry.tracing.tracer import span
 PYTHON_LIMITS = Limits(wall_s=10, cpu_s=10, memory_bytes=512 << 20, file_bytes=16 << 20, output_bytes=8_192)
 MAX_LENGTH = 500
 MAX_BITS = 8_192
-"""Of a whole number, also in between: a power of a power would take all memory."""
+"""Largest whole number, also for intermediate results: a power of a power would use all memory."""
 MAX_DIGITS = 400
-"""That a number is rounded to: for each a power of ten is worked out."""
+"""Maximum digits for rounding, which computes a power of ten."""
 Message = dict[str, Any]
 Number = int | float
 
 
 class ToolError(Exception):
-    """A tool could not do what it was asked: the model is told, and may try something else."""
+    """Raised by a tool that cannot do what was requested. The model gets the message and may try something else."""
 
 
 class Tool:
-    """A function as a tool: its name, its docstring and its annotated arguments are what the model is told of it.
+    """A function as a tool. The model sees its name, its docstring and its annotated arguments.
 
-    The function, ``async`` or not, returns a text or another JSON value. It raises ``ToolError`` for what the model did
-    wrong; anything else that it raises ends the rollout as an environment failure.
+    The function, ``async`` or not, returns a text or another JSON value. It raises ``ToolError`` for mistakes of the
+    model; any other error ends the rollout as an environment failure.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -55,41 +55,41 @@ class Tool:
         }
 
     async def __call__(self, arguments: str) -> str:
-        """What the function answers to ``arguments``, a JSON object. Raises ``ToolError``."""
+        """Call the function with ``arguments``, a JSON object, and return its answer as text. Raises ``ToolError``."""
         try:
             given = msgspec.json.decode(arguments or "{}", type=self._arguments)
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
             raise ToolError(f"the arguments of {self.name} cannot be used: {error}") from None
         answer = self._function(**{name: getattr(given, name) for name in given.__struct_fields__})
-        # Asked of the answer, not of the function: a partial or a lambda may return a coroutine too.
+        # Tests the answer, not the function, because a partial or a lambda may return a coroutine too.
         answer = await answer if inspect.isawaitable(answer) else answer
         return answer if isinstance(answer, str) else msgspec.json.encode(answer).decode()
 
 
 def _arguments(function: Callable[..., Any]) -> type[msgspec.Struct]:
-    """A type that checks the arguments of a call."""
+    """Return a type that checks the arguments of a call."""
     hints = get_type_hints(function)
     fields = [
         (name, hints.get(name, Any)) if each.default is each.empty else (name, hints.get(name, Any), each.default)
         for name, each in inspect.signature(function).parameters.items()
     ]
-    # An argument that the function does not have is a mistake that the model can mend.
+    # Unknown arguments are rejected, because the model can correct them.
     return msgspec.defstruct(function.__name__, fields, forbid_unknown_fields=True, kw_only=True)
 
 
 class ToolBox:
-    """The tools that a rollout offers. ``definitions`` go into each call of the engine."""
+    """The tools of a rollout. Pass ``definitions`` with each call of the engine."""
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         self._tools = {tool.name: tool for tool in map(Tool, functions)}
         self.definitions = [tool.definition for tool in self._tools.values()]
 
     async def answer(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Run the ``tool_calls`` of an assistant message side by side: a tool message for each, in their order."""
+        """Run the ``tool_calls`` of an assistant message concurrently. Returns one tool message per call, in order."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 asked = [tasks.create_task(self._answer(call.get("function") or {})) for call in calls]
-        except BaseExceptionGroup as failures:  # the first one ended the others: nobody waits for them
+        except BaseExceptionGroup as failures:  # the first failure cancelled the other calls
             raise failures.exceptions[0] from None
         named = zip(calls, asked, strict=True)
         return [{"role": "tool", "tool_call_id": call.get("id"), "content": task.result()} for call, task in named]
@@ -103,7 +103,7 @@ class ToolBox:
                 return await self._tools[name](str(arguments or ""))
         except ToolError as error:
             return f"error: {error}"
-        except Exception as error:  # a tool is the user's code: whatever it raises is the environment's failure
+        except Exception as error:  # any error in a tool's own code is an environment failure
             raise EnvironmentFailed(f"the tool {name} raised {error!r}") from error
 
 
@@ -116,7 +116,7 @@ def calculator(expression: str) -> str:
 
 
 def python_in(sandbox: Sandbox, limits: Limits = PYTHON_LIMITS) -> Callable[..., Any]:
-    """A tool that runs Python code in ``sandbox``, each call in a process of its own over the same folder."""
+    """Return a tool that runs Python code in ``sandbox``, each call in a new process in the same folder."""
 
     async def python(code: str) -> str:
         """Run a Python program and read what it prints. Files that it writes are there for the next one."""
@@ -130,7 +130,7 @@ def python_in(sandbox: Sandbox, limits: Limits = PYTHON_LIMITS) -> Callable[...,
 
 
 def evaluate(expression: str) -> str:
-    """The value of ``expression`` as text. Raises ``ValueError`` that says what is wrong with it."""
+    """Return the value of ``expression`` as text. Raises ``ValueError`` with a message for the model."""
     if len(expression) > MAX_LENGTH:
         raise ValueError(f"the expression is longer than {MAX_LENGTH} characters")
     try:
@@ -159,7 +159,7 @@ def _value(node: ast.expr) -> Number:
 
 def _binary(operation: ast.operator, left: Number, right: Number) -> Number:
     is_power = isinstance(operation, ast.Pow) and isinstance(left, int) and isinstance(right, int)
-    # Before it is worked out: a power of a power would take all memory.
+    # Checked before computing: a power of a power would use all memory.
     if is_power and right > 0 and int(left).bit_length() * right > MAX_BITS:
         raise ValueError("the power is too large")
     return _checked(_BINARY[type(operation)](left, right))

@@ -1,4 +1,4 @@
-"""What a run process says to the gateway: a rollout begins, a rollout is over, what was recorded of it."""
+"""Calls of a run process to the gateway: opening and closing rollouts, and reading their records."""
 
 import asyncio
 import logging
@@ -21,50 +21,50 @@ logger = logging.getLogger(__name__)
 UNAUTHORIZED = 401
 ROLLOUTS = "gateway/rollouts"
 MAX_TRIES = 8
-"""For one call to a gateway that does not answer: with the pauses, half a minute. The server restarts it in seconds."""
+"""Attempts of one call, about half a minute with pauses. The server restarts a failed gateway within seconds."""
 
 
 class RolloutAccess(msgspec.Struct, frozen=True):
-    """A rollout that the gateway records: the addresses to give to its agent, and the key that opens them."""
+    """A rollout opened at the gateway: the addresses and the key for its agent."""
 
     rollout_id: str
     base_url: str
-    """Chat Completions and Responses, as the ``openai`` package takes it: ends in ``/v1``."""
+    """Base URL of Chat Completions and Responses for the ``openai`` package; ends in ``/v1``."""
     anthropic_url: str
-    """Messages, as the ``anthropic`` package takes it."""
+    """Base URL of Messages for the ``anthropic`` package."""
     key: str
 
 
 class RecordedTrace(msgspec.Struct, frozen=True):
-    """Where the time of an agent's turns went; empty where nothing is traced."""
+    """Time spent by each of an agent's turns; empty if the run is not traced."""
 
     turns: list[TurnSummary] = []
 
 
 class RolloutRecord(msgspec.Struct, frozen=True):
-    """What an agent's calls were. ``samples`` hold the fields of a sample each: forks first, the main one last."""
+    """Record of an agent's calls. ``samples`` contains the fields of each sample: forks first, the main one last."""
 
     samples: list[dict[str, Any]] = []
     counters: dict[str, int] = {}
     notes: dict[str, int] = {}
-    """What the calls had that the samples do not hold, by kind: left out, passed on unread, or not recorded."""
+    """Counts by kind of what the samples lack: left out, forwarded without reading, or not recorded."""
     num_calls: int = 0
     failures: list[dict[str, Any]] = []
-    """Calls that failed, in order: ``kind`` (``engine``, ``environment`` or ``agent``), ``status``, ``message``, and
-    ``call``: how many had begun by then."""
+    """Failed calls in order: ``kind`` (``engine``, ``environment`` or ``agent``), ``status``, ``message``, and
+    ``call``, the number of calls begun by then."""
     finish_reason: str = ""
-    """Of the last turn."""
+    """Finish reason of the last turn."""
     broken_tokens: int | None = None
-    """Of a rollout that came to its cap: what it had sampled by then."""
+    """Tokens sampled by a rollout that reached its token cap; else None."""
     trace: RecordedTrace = RecordedTrace()
 
     @property
     def num_sampled_tokens(self) -> int:
-        """By all its calls, as far as the engine told their ids."""
+        """Tokens sampled by all calls whose engine returned token ids."""
         return sum(sum(sample.get("loss_mask") or ()) for sample in self.samples)
 
     def sample_fields(self) -> list[dict[str, Any]]:
-        """In place of what the rollout's own client would have recorded."""
+        """Return ``samples``, in place of the recording of the rollout's own client."""
         return self.samples
 
 
@@ -79,7 +79,7 @@ class _Address(msgspec.Struct, frozen=True):
 
 
 class GatewayLink:
-    """The gateway of one run. Its address is asked of the server at the first call, and again when it is gone.
+    """Connection to the gateway of one run. Gets its address from the server at the first call, and after a failure.
 
     Enter it with ``async with``.
     """
@@ -87,17 +87,17 @@ class GatewayLink:
     def __init__(self, buffer_url: str) -> None:
         if not re.search(r"/w/[^/]+/?$", buffer_url):
             raise InvalidInput(
-                f"agents need the gateway of a Forebay server, and {buffer_url!r:.200} is none",
-                hint="start the run on a Forebay server: it tells its generators their remote_buffer_url",
+                f"agents need the gateway of a Forebay server (got {buffer_url!r:.200})",
+                hint="start the run on a Forebay server, which passes remote_buffer_url to its generators",
                 field="remote_buffer_url",
             )
         self._server = AsyncTransport(buffer_url, token=None)
         self._gateway: AsyncTransport | None = None
         self._url = ""
-        # One asks for all: when the gateway is restarted, every rollout finds it gone at once.
+        # One request for all: when the gateway restarts, every rollout loses it at once.
         self._asking = asyncio.Lock()
         self._capped: dict[str, asyncio.Event] = {}
-        """Of rollouts with a cap, whether they have come to it."""
+        """For each rollout with a token cap, an event that is set when it reaches the cap."""
         self._num_capped = 0
         self._following: asyncio.Task[None] | None = None
         self._closing = AsyncExitStack()
@@ -113,7 +113,7 @@ class GatewayLink:
         await self._closing.aclose()
 
     async def url(self) -> str:
-        """Its address."""
+        """Return the gateway's address."""
         await self._found()
         return self._url
 
@@ -129,11 +129,10 @@ class GatewayLink:
         engine_url: str | None = None,
         traceparent: str = "",
     ) -> RolloutAccess:
-        """Begin a rollout, which ends by itself after ``deadline_s`` seconds.
+        """Open a rollout, which the gateway ends after ``deadline_s`` seconds at the latest.
 
-        ``sampling_params`` are used by calls that leave them out; none generates more than ``max_tokens``, nor
-        all of them more than ``cap_tokens``. They go to ``engine_url`` if that can take them. Their spans are those of
-        ``traceparent``.
+        ``sampling_params`` are defaults for its calls. ``max_tokens`` limits each call, ``cap_tokens`` all calls
+        together. Calls go to ``engine_url`` if that engine is available. Their spans belong to ``traceparent``.
         """
         body = {
             "rollout_id": rollout_id,
@@ -148,14 +147,14 @@ class GatewayLink:
         return msgspec.json.decode(await self._ask("POST", ROLLOUTS, body), type=RolloutAccess)
 
     async def close(self, rollout_id: str) -> RolloutRecord:
-        """End a rollout: its key opens nothing more, its calls in flight are aborted. What was recorded.
+        """End a rollout and return its record. Its key becomes invalid, and its calls in flight are aborted.
 
-        Raises ``EngineError`` if nothing is known of it: the gateway was restarted meanwhile.
+        Raises ``EngineError`` if the gateway does not know it, because the gateway was restarted.
         """
         return msgspec.json.decode(await self._ask("POST", f"{ROLLOUTS}/{rollout_id}/close", {}), type=RolloutRecord)
 
     async def wait_capped(self, rollout_id: str) -> None:
-        """Return once an open rollout has come to its cap."""
+        """Wait until an open rollout has reached its token cap."""
         capped = self._capped.setdefault(rollout_id, asyncio.Event())
         if self._following is None or self._following.done():
             self._following = asyncio.create_task(self._follow_capped())
@@ -165,13 +164,13 @@ class GatewayLink:
             self._capped.pop(rollout_id, None)
 
     async def _follow_capped(self) -> None:
-        # One asks for all: each rollout asking for itself would take a connection as long as it lasts.
+        # One request for all: otherwise each rollout would occupy a connection while it lasts.
         pause = Backoff()
         while self._capped:
             try:
                 reply = await self._ask("GET", f"gateway/broken?after={self._num_capped}", None)
-            except ForebayError as error:  # its agents find it gone by themselves
-                logger.warning("the gateway does not tell which rollouts have come to their caps: %s", error)
+            except ForebayError as error:  # the agents' own calls notice an outage
+                logger.warning("the gateway does not report which rollouts reached their token caps: %s", error)
                 await pause.wait()
                 continue
             reported = msgspec.json.decode(reply, type=_Capped)
@@ -181,24 +180,24 @@ class GatewayLink:
                     self._capped[name].set()
 
     async def look(self, rollout_id: str) -> RolloutRecord:
-        """What was recorded so far. Raises ``EngineError`` if nothing is known of it."""
+        """Return the record so far. Raises ``EngineError`` if the gateway does not know the rollout."""
         return msgspec.json.decode(await self._ask("GET", f"{ROLLOUTS}/{rollout_id}", None), type=RolloutRecord)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
         pause, call = Backoff(), json_call(method, path, body, TIMEOUT_S)
         for _ in range(MAX_TRIES):
             gateway = await self._found()
-            # Once, not again without end: the address may be that of a gateway which is gone for good.
+            # Without endless retries: the gateway at this address may be gone for good.
             answer = await gateway.ask(call)
             status = None if isinstance(answer, Lost) else answer.status
             if status in GONE:
-                raise EngineError("the gateway knows nothing of this rollout any more", status_code=404)
+                raise EngineError("the gateway no longer knows this rollout", status_code=404)
             if isinstance(answer, Lost):
                 logger.warning("the gateway does not answer (%s)", answer.reason)
             elif status not in BUSY and status != UNAUTHORIZED:
                 return _content(answer)
             if status not in BUSY and self._gateway is gateway:
-                # It is another one now, or the run is over: the server knows.
+                # Ask the server for the new gateway, or whether the run is over.
                 self._gateway = None
             await pause.wait(answer.retry_after_s)
         raise EngineUnavailable("the gateway does not answer", hint="see the server's log")
@@ -209,17 +208,17 @@ class GatewayLink:
                 reply = await self._server.run(asked(Call("POST", "gateway", timeout_s=TIMEOUT_S)))
                 address = msgspec.json.decode(_content(reply), type=_Address)
                 self._url, self._gateway = address.url, AsyncTransport(address.url, address.key)
-                # One that is replaced stays open until the end: other rollouts may be about to ask over it.
+                # A replaced transport stays open until the end, because other rollouts may still use it.
                 self._closing.push_async_callback(self._gateway.close)
             return self._gateway
 
 
 def _content(reply: ServerReply) -> bytes:
-    """The body of an answer."""
-    # The error names no address: that of the server holds the key of the run.
+    """Return the body of an answer. Raises ``LinkRefused`` for error statuses."""
+    # The error does not name the server's address, which contains the key of the run.
     if reply.status >= 400:
         raise LinkRefused(
-            f"the gateway cannot be used, the answer is {reply.status}: {text_of(reply)}",
-            hint="server, gateway and generator must be of the same version",
+            f"the gateway returned {reply.status}: {text_of(reply)}",
+            hint="server, gateway and generator must have the same version",
         )
     return reply.body

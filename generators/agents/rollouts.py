@@ -1,4 +1,4 @@
-"""The rollout function behind an ``AgentGenerator``: an agent from its start to its end, recorded by the gateway."""
+"""The rollout function of an ``AgentGenerator``: runs an agent whose calls the gateway records."""
 
 import asyncio
 import logging
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
-"""For telling the gateway that a cancelled rollout is over; its deadline ends it otherwise."""
+"""Time limit for closing a cancelled rollout at the gateway; otherwise its deadline ends it."""
 TOKEN_LIMITS = ("max_completion_tokens", "max_tokens")
 NOT_IN_BODY = ("extra_body", "extra_headers", "extra_query", "timeout", "stream")
 
 
 class AgentRollouts:
-    """The rollout function, and what the rollouts in progress share."""
+    """The rollout function, and the state shared by rollouts in progress."""
 
     def __init__(
         self, gateway: GatewayLink, agent: Agent, limits: Limits, env: dict[str, str], hidden: frozenset[str]
@@ -46,9 +46,9 @@ class AgentRollouts:
     async def run(
         self, client: Any, messages: list[Message], sampling_params: dict[str, Any]
     ) -> tuple[list[Message], str]:
-        """One rollout: the agent from its start to its end, and the samples that the gateway made of its calls."""
+        """Run one rollout: the agent, and the samples that the gateway made of its calls."""
         rollout: Rollout = client.rollout
-        # Open to the end of the rollout, not of this function: verifiers look into the folder.
+        # Open until the end of the rollout, not of this function, because verifiers read the folder.
         sandbox = await rollout.at_end.enter_async_context(Sandbox(self._env))
         self._sandboxes[rollout.uid] = sandbox
         rollout.at_end.callback(self._sandboxes.pop, rollout.uid, None)
@@ -59,7 +59,7 @@ class AgentRollouts:
         return record.samples[-1]["messages"], record.finish_reason or "stop"
 
     def judge(self, verifier: Verifier) -> "FolderJudge":
-        """The reward that a verifier tells, in the folder where the agent worked."""
+        """Return a reward function that runs a verifier in the agent's folder."""
         return FolderJudge(verifier, self._sandboxes)
 
     async def _recorded(
@@ -72,11 +72,11 @@ class AgentRollouts:
             try:
                 hold, keep = rollout.calls.group.hold, partial(self._logs.keep, rollout.uid)
                 is_capped = rollout.calls.rollout_slot.cap_tokens is not None
-                # Ended, by a ``TimeoutError``, once the rollout has come to its cap.
+                # Raises ``TimeoutError`` once the rollout has reached its token cap.
                 async with timeout_when(self._gateway.wait_capped(name)) if is_capped else nullcontext():
                     result = await run_agent(self._agent, task, sandbox, self._limits, hold, keep)
-            # Its record is asked for all the same: what the calls came to tells whose fault it is.
-            except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever an agent raises costs one attempt
+            # The record is still needed: the results of the calls show the kind of failure.
+            except (Exception, SystemExit) as raised:  # noqa: BLE001 - any error of an agent costs one attempt
                 error = raised
             record = await self._gateway.close(name)
         if record.failures and record.failures[-1]["kind"] == "environment":
@@ -92,11 +92,11 @@ class AgentRollouts:
     async def _opened(
         self, name: str, rid_prefix: str, params: dict[str, Any], rollout: "Rollout"
     ) -> AsyncIterator[RolloutAccess]:
-        """A rollout at the gateway, which is ended there however this ends."""
+        """Open a rollout at the gateway, and close it there if this context is cancelled."""
         opened = await self._gateway.open(
             name,
             rid_prefix=rid_prefix,
-            # A run process that dies closes nothing: the gateway ends the rollout by itself.
+            # If the run process dies, the gateway ends the rollout at this deadline.
             deadline_s=self._limits.wall_s + rollout.calls.group.hold.engine_wait_s + CLOSE_S,
             sampling_params=_defaults(params),
             max_tokens=next((params[limit] for limit in TOKEN_LIMITS if params.get(limit) is not None), None),
@@ -106,7 +106,7 @@ class AgentRollouts:
         )
         try:
             yield opened
-        # Whatever else ends it has closed it before, or leaves it to its deadline.
+        # In all other cases it is already closed, or left to its deadline.
         except asyncio.CancelledError:
             await self._abandon(name)
             raise
@@ -116,7 +116,7 @@ class AgentRollouts:
             async with asyncio.timeout(CLOSE_S):
                 await self._gateway.close(name)
         except (ForebayError, TimeoutError) as error:
-            logger.warning("rollout %s was not ended at the gateway: %s", name, error)
+            logger.warning("could not close rollout %s at the gateway: %s", name, error)
 
     def _task(self, rollout: "Rollout", prompt: list[Message], opened: RolloutAccess, sandbox: Sandbox) -> AgentTask:
         return AgentTask(
@@ -134,42 +134,42 @@ class AgentRollouts:
 
 
 class FolderJudge:
-    """A reward function: a verifier in the folder of the agent, one of ``sandboxes`` by uid."""
+    """Reward function that runs a verifier in the agent's folder, one of ``sandboxes`` by uid."""
 
     needs_folder = True
-    """So it cannot judge what was recorded."""
+    """Marks that recorded rollouts cannot be scored, because their folders are gone."""
 
     def __init__(self, verifier: Verifier, sandboxes: Mapping[str, Sandbox]) -> None:
         self._verifier, self._sandboxes = verifier, sandboxes
 
     async def __call__(self, item: dict[str, Any]) -> float:
-        """Of the sample ``item["uid"]``."""
+        """Return the reward of sample ``item["uid"]``."""
         return await self._verifier.reward(self._sandboxes[item["uid"]], item)
 
 
 def _defaults(params: dict[str, Any]) -> dict[str, Any]:
-    """The sampling parameters as fields of a request's body, without what only the ``openai`` package understands."""
-    # The limit on tokens goes to the gateway by itself: it holds for calls that have a limit of their own as well.
+    """Return the sampling parameters as fields of a request body, without arguments of the ``openai`` package."""
+    # The token limit is sent to the gateway separately, because it also applies to calls with their own limit.
     kept = {name: value for name, value in params.items() if name not in (*TOKEN_LIMITS, *NOT_IN_BODY)}
     return {**kept, **(params.get("extra_body") or {})}
 
 
 def _attempt_names(rollout: "Rollout") -> tuple[str, str]:
-    """What the gateway knows an attempt by, and what the engine's ids of its calls begin with."""
+    """Return the gateway's name of an attempt, and the prefix of its calls' ids at the engine."""
     attempt = f"{rollout.attempt:02x}"
     return f"{rollout.uid}-{attempt}", f"{rollout.calls.group.rid_prefix}{rollout.slot:04x}-{attempt}-"
 
 
-# --- what the gateway recorded, and whose fault it is when there is nothing
+# --- the result, or the kind of failure
 
 
 def checked_result(record: RolloutRecord, result: AgentResult | None, error: BaseException | None) -> AgentResult:
-    """The result of an agent that did its work. Raises what tells whose fault it is that another did not."""
+    """Return the result of a successful agent. Raises an error of the matching kind for a failed one."""
     last = record.failures[-1] if record.failures else {}
-    is_last_word = last.get("call") == record.num_calls  # an agent may end well all the same, with what it had
+    is_last_word = last.get("call") == record.num_calls  # an agent may still succeed after a failed call
     if isinstance(error, EngineWaitOver):
         raise error
-    # Before the agent's own error: what it raised may be no more than its way to pass on that the engine failed.
+    # Checked before the agent's own error, which may only be a consequence of the engine's failure.
     if last.get("kind") in ("engine", "environment") and (error is not None or is_last_word or not record.samples):
         if last["kind"] == "environment":
             raise EnvironmentFailed(str(last.get("message"))) from error
@@ -179,7 +179,7 @@ def checked_result(record: RolloutRecord, result: AgentResult | None, error: Bas
     if error is not None:
         raise AgentFailed(f"the agent raised {error!r:.1000}") from error
     if not record.samples:
-        why = f": {last.get('message')}" if last else ", it made no call: does it use the base_url that it was given?"
-        raise AgentFailed(f"the agent has no answer of the model{why}")
+        why = f": {last.get('message')}" if last else ", because it made no call: check that it uses the given base_url"
+        raise AgentFailed(f"the agent got no answer from the model{why}")
     assert result is not None
     return result

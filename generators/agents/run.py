@@ -1,6 +1,6 @@
-"""Running an agent to its end: a Python callable in this process, or a command in a process tree of its own.
+"""Running an agent: a Python callable in this process, or a command in its own process tree.
 
-The agent's time is counted here: it is paused while its run is held, its engines are paused, or no engine answers.
+The agent's time does not count while its run or its engines are paused, or no engine answers.
 """
 
 import asyncio
@@ -19,23 +19,23 @@ from forebay.generators.sandbox import Command, Limits, Sandbox, shown
 from forebay.telemetry.tracing.tracer import span
 
 LOOK_S = 1.0
-"""How often time is counted. Of the seconds before a standstill, so many may be left out."""
+"""Step in which time is counted. Up to this much time before a pause is not counted."""
 NO_LIMIT_S = 10_000_000.0
-"""For the sandbox, which cannot tell when an agent's time stands still."""
+"""Time limit for the sandbox, which does not know when an agent's time is paused."""
 AgentFunc = Callable[[AgentTask], Any | Awaitable[Any]]
 Agent = AgentFunc | Command
-"""A function of one ``AgentTask``, ``async`` or not; or a command: a list of words, or a line of shell."""
+"""A function of one ``AgentTask``, ``async`` or not, or a command: a list of words or a shell line."""
 Keep = Callable[[str], None]
-"""Takes the end of what a command printed."""
+"""Receives the end of a command's output."""
 
 
 async def run_agent(
     agent: Agent, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: StepBarrier, keep: Keep = lambda _: None
 ) -> AgentResult:
-    """What ``agent`` made of ``task``. Raises ``AgentFailed``, ``EngineWaitOver``, or whatever a callable raises.
+    """Run ``agent`` on ``task``. Raises ``AgentFailed``, ``EngineWaitOver``, or any error of a callable.
 
-    ``limits.wall_s`` counts while ``hold`` lets engine calls go out and an engine answers. What a command printed goes
-    to ``keep``, however it ended.
+    ``limits.wall_s`` counts only while ``hold`` allows engine calls and an engine answers. A command's output goes to
+    ``keep``, even if the command failed.
     """
     began_s = time.monotonic()
     with span("environment"):
@@ -51,7 +51,7 @@ async def _call(agent: AgentFunc, task: AgentTask, limits: Limits, hold: StepBar
         async with timeout_when(_count(hold, limits.wall_s)) as limit:
             returned = await _returned(agent, task)
     except TimeoutError as error:
-        # The agent's own code may raise one too: that is its own failure.
+        # The agent's own code may raise `TimeoutError` too.
         if limit.expired():
             raise _stopped(hold, f"the agent took longer than {limits.wall_s:g} s") from error
         raise
@@ -64,7 +64,7 @@ async def _call(agent: AgentFunc, task: AgentTask, limits: Limits, hold: StepBar
 async def _returned(agent: AgentFunc, task: AgentTask) -> Any:
     if is_async(agent):
         return await cast(Awaitable[Any], agent(task))
-    # Looked up only now: it imports the openai package, which reading a generator file need not wait for.
+    # Imported only now: it imports the openai package, for which inspecting a generator file need not wait.
     from forebay.generators.rollouts.attempts import in_thread
 
     return await in_thread(agent, task)
@@ -74,7 +74,7 @@ async def _execute(
     command: Command, task: AgentTask, sandbox: Sandbox, limits: Limits, hold: StepBarrier, keep: Keep
 ) -> str:
     task.write_instance()
-    # The sandbox counts every second; ours leave out those in which no engine call may go out.
+    # The sandbox counts every second; the agent's time excludes those in which no engine call may be sent.
     without_wall = replace(limits, wall_s=NO_LIMIT_S)
     over = asyncio.Event()
 
@@ -89,7 +89,7 @@ async def _execute(
         counting.cancel()
     await asyncio.to_thread(keep, finished.printed)
     is_over = over.is_set() and finished.is_timed_out
-    # Its own measure would count the standstills.
+    # `finished.problem` would also count the pauses.
     problem = finished.with_last_words(f"was killed after {limits.wall_s:g} s") if is_over else finished.problem
     if problem:
         problem = f"the agent {shown(command):.200} {problem}"
@@ -98,17 +98,17 @@ async def _execute(
 
 
 def _stopped(hold: StepBarrier, problem: str) -> RolloutFailed:
-    """Why an agent was stopped; while no engine answers, its own time does not count."""
+    """Return the error of a stopped agent: ``EngineWaitOver`` if no engine answers, else ``AgentFailed``."""
     return EngineWaitOver(hold.engine_wait_s) if hold.is_waiting else AgentFailed(problem)
 
 
 async def _count(hold: StepBarrier, left_s: float) -> None:
-    """Return after ``left_s`` seconds of the agent's time, or too many of waiting for an engine."""
+    """Wait for ``left_s`` seconds of the agent's time, or until no engine has answered for ``engine_wait_s``."""
     now_s, wait_left_s = asyncio.get_running_loop().time, hold.engine_wait_s
     while left_s > 0 and wait_left_s > 0:
         await hold.wait_call()
         began_s = now_s()
-        # In short steps: a hold that begins in the middle of one costs the agent no more than that.
+        # In short steps, because a pause that begins within a step does not stop it.
         await asyncio.sleep(min(left_s, wait_left_s, LOOK_S))
         if hold.is_waiting:
             wait_left_s -= now_s() - began_s

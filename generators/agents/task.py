@@ -1,4 +1,4 @@
-"""What an agent is given, and what it leaves behind."""
+"""Input and result of an agent."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,27 +14,27 @@ INSTANCE_FILE = "instance.json"
 
 @dataclass(frozen=True, kw_only=True)
 class AgentTask:
-    """One instance, and the model to solve it with. ``base_url`` and ``api_key`` are good for this rollout alone."""
+    """One instance and the model to solve it with. ``base_url`` and ``api_key`` are valid for this rollout only."""
 
     instance_id: InstanceId
     row: dict[str, Any] = field(repr=False)
-    """What the instance's line in the input file holds, without the fields that are hidden from agents."""
+    """Fields of the instance's row in the input file, except those hidden from agents."""
     prompt: list[Message] = field(repr=False)
     """The row's prompt as messages."""
     model: str
     base_url: str
-    """Chat Completions and Responses, as the ``openai`` package takes it: ends in ``/v1``."""
+    """Base URL of Chat Completions and Responses for the ``openai`` package; ends in ``/v1``."""
     anthropic_url: str
-    """Messages, as the ``anthropic`` package takes it."""
+    """Base URL of Messages for the ``anthropic`` package."""
     api_key: str = field(repr=False)
     folder: Path
-    """A working folder of this rollout's own, removed once the reward is known."""
+    """Working folder of this rollout, removed once the reward is known."""
     timeout_s: float
-    """After so many seconds the agent is stopped."""
+    """Seconds after which the agent is stopped."""
     traceparent: str = ""
-    """The W3C trace context of the rollout, for spans of the agent's own; empty where nothing is traced.
+    """W3C trace context of the rollout, for the agent's own spans; empty if the run is not traced.
 
-    A command finds its own one as ``TRACEPARENT``.
+    Commands get theirs in the environment variable ``TRACEPARENT``.
     """
 
     @property
@@ -43,7 +43,7 @@ class AgentTask:
         return str(self.prompt[-1].get("content") or "")
 
     def environment(self) -> dict[str, str]:
-        """What a command finds in its environment. ``FOREBAY_INSTANCE`` is the path of a JSON file in its folder."""
+        """Return environment variables for a command. ``FOREBAY_INSTANCE`` is the path of a JSON file in its folder."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
@@ -54,21 +54,21 @@ class AgentTask:
         }
 
     def write_instance(self) -> None:
-        """Put the instance where ``FOREBAY_INSTANCE`` says: the row, with its prompt as messages."""
+        """Write the row, with its prompt as messages, to the file that ``FOREBAY_INSTANCE`` names."""
         instance = {**self.row, "instance_id": self.instance_id, "prompt": self.prompt}
         (self.folder / INSTANCE_FILE).write_bytes(msgspec.json.encode(instance))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentResult:
-    """What an agent left behind. Reward functions and verifiers find it as ``item["agent"]``."""
+    """Result of an agent. Reward functions and verifiers find it as ``item["agent"]``."""
 
     output: Any
-    """What a callable returned, as JSON values; what a command wrote to its standard output."""
+    """Return value of a callable as JSON values, or standard output of a command."""
     wall_s: float
     folder: Path
-    """Where it worked. It is there until the reward is known."""
+    """Working folder of the agent, removed once the reward is known."""
 
     def for_reward(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the result as JSON values."""
         return {"output": self.output, "wall_s": self.wall_s, "folder": str(self.folder)}

@@ -1,4 +1,4 @@
-"""Verifiers: commands that look at what an agent left behind, and say what it is worth."""
+"""Verifiers: commands that compute the reward from an agent's result."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,11 +15,11 @@ WRONG_STATUS = 1
 
 @dataclass(frozen=True)
 class Verifier:
-    """A command that tells the reward. It runs in the agent's folder, and reads the item as JSON from standard input.
+    """A command that computes the reward. It runs in the agent's folder and reads the item as JSON from standard input.
 
-    ``last_line``: it ends with status 0, and the last line that it prints is a number or an object with a ``reward``.
-    ``exit_status``: status 0 is a reward of 1, status 1 a reward of 0, as test runners have it; note that a Python
-    program which crashes ends with 1 as well. Anything else is a judge failure, never a reward.
+    With ``last_line``, it must exit with status 0 and print a number or an object with a ``reward`` as its last line.
+    With ``exit_status``, status 0 means a reward of 1 and status 1 a reward of 0, as for test runners. Note that a
+    Python program that crashes also exits with 1. Anything else is a judge failure, never a reward.
     """
 
     command: Command
@@ -48,6 +48,6 @@ def _last_line_reward(stdout: str) -> float:
             raise TypeError
     except (msgspec.DecodeError, KeyError, TypeError):
         raise JudgeFailed(
-            f"the verifier's last line is {last!r:.200}: it must be a number, or an object with a reward"
+            f"the verifier's last line must be a number or an object with a reward (got {last!r:.200})"
         ) from None
     return float(reward)

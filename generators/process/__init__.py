@@ -1,9 +1,8 @@
-"""The process that a run is.
+"""The run process and its monitor.
 
-The server starts ``monitor.py``, which starts ``main.py`` in a session of its own, writes what it prints to the log of
-the run (``run_logs.py``), and kills the whole process group when the server hangs up. ``main.py`` reads its ``spec.py``
-(module and payload) from the server, loads the run's ``code_copy.py`` of the generator, calls ``run_rollout`` and sends
-how that ended to the server (``forebay.core.processes``). What agents that are commands print has files of its own,
-which ``run_logs.py`` knows as well.
-Both die with their parent: see ``forebay.core.child_process``.
+The server starts ``monitor.py``, which starts ``main.py`` in its own session, writes its output to the run's log
+(``run_logs.py``), and kills the session when the server hangs up. ``main.py`` receives its ``spec.py`` (module and
+payload) from the server, loads the run's copy of the generator (``code_copy.py``), calls ``run_rollout`` and reports
+the outcome to the server (``forebay.core.processes``). The output of agents that are commands goes to separate files,
+which ``run_logs.py`` manages as well. Both processes die with their parent: see ``forebay.core.child_process``.
 """

@@ -1,4 +1,4 @@
-"""The copy of a generator that a run keeps: what it was started with stays, whatever is edited later."""
+"""A run's own copy of its generator, which later edits of the original do not change."""
 
 import os
 import shutil
@@ -15,25 +15,25 @@ _NEVER_COPIED = frozenset({"__pycache__", "node_modules"})
 
 
 def code_folder(run_dir: Path) -> Path:
-    """Where the run's copy lies."""
+    """Folder of the run's copy."""
     return run_dir / "code"
 
 
 def packages_folder(copied: Path) -> Path:
-    """Where the copy that ``copied`` is in lies once more, under the names of packages that its files may import."""
+    """Folder in which the copy of ``copied`` is also linked under the package names that its files may import."""
     return copied.parents[1] / "packages"
 
 
 def copied_module(module_path: Path, run_dir: Path) -> Path:
-    """Where the run's copy of ``module_path`` lies."""
+    """Path of the run's copy of ``module_path``."""
     return code_folder(run_dir) / f"{module_name(module_path)}.py"
 
 
 def copy_code(module_path: Path, run_dir: Path) -> Path:
-    """Copy the generator file and what lies beside it to the run's folder, once; return the copied module.
+    """Copy the generator file and its siblings to the run's folder, unless done before; return the copied module.
 
-    Sibling ``*.py`` are always copied. Other files and folders are copied while they are small (16 MiB and 2 000
-    files each); larger ones are linked. A copy that is there already is kept. Raises OSError.
+    Sibling ``*.py`` files are always copied. Other files and folders are copied if they are small (up to 16 MiB and
+    2 000 files each); larger ones are linked. An existing copy is kept. Raises OSError.
     """
     target = code_folder(run_dir)
     if not target.exists():
@@ -45,7 +45,7 @@ def copy_code(module_path: Path, run_dir: Path) -> Path:
         shutil.copy2(module_path, draft / f"{module_name(module_path)}.py")
         _make_room_for_bytecode(draft)
         make_private(run_dir)
-        # At once: a copy that broke off half way must not be taken for the run's code.
+        # Renamed when complete, so that an interrupted copy is not used as the run's code.
         draft.rename(target)
     copied = copied_module(module_path, run_dir)
     if brings_siblings(module_path):
@@ -55,7 +55,7 @@ def copy_code(module_path: Path, run_dir: Path) -> Path:
 
 
 def copy_copy(source_dir: Path, run_dir: Path) -> None:
-    """Copy the copy that another start has; what is linked there is linked here. Raises OSError."""
+    """Copy the copy of another start. Links stay links. Raises OSError."""
     copied = code_folder(source_dir)
     make_folder(run_dir)
     packages = packages_folder(copied / "any.py")
@@ -68,21 +68,21 @@ def copy_copy(source_dir: Path, run_dir: Path) -> None:
 
 
 def has_code(run_dir: Path) -> bool:
-    """Whether a copy is there."""
+    """Whether the run has a copy."""
     return code_folder(run_dir).exists()
 
 
 def remove_code(run_dir: Path) -> None:
-    """Remove the copy, if there is one; what it links to stays. Raises OSError."""
+    """Remove the copy, if there is one, but not the targets of its links. Raises OSError."""
     copied = code_folder(run_dir)
     if copied.exists():
-        # The copy last: where it is gone, all of it is.
+        # The copy goes last: once it is gone, everything is.
         shutil.rmtree(packages_folder(copied / "any.py"), ignore_errors=True)
         shutil.rmtree(copied)
 
 
 def _name_package(original: Path, name: tuple[str, ...], copied: Path) -> None:
-    """Let the copy be the package ``name``; what the packages around it hold besides is linked."""
+    """Make the copy importable as package ``name``, and link the other contents of the surrounding packages."""
     target, source = packages_folder(copied), original.parents[len(name) - 1]
     for package, inner in pairwise(name):
         target, source = target / package, source / package
@@ -96,11 +96,11 @@ def _name_package(original: Path, name: tuple[str, ...], copied: Path) -> None:
 
 
 def _siblings(module_path: Path, run_dir: Path) -> Iterator[Path]:
-    if not brings_siblings(module_path):  # those of an installed package are importable anyway
+    if not brings_siblings(module_path):  # modules of an installed package are importable anyway
         return
     for entry in module_path.parent.iterdir():
         is_hidden = entry.name.startswith(".") or entry.name in _NEVER_COPIED
-        # The data directory may lie beside the generator: it would be copied into itself.
+        # The data directory may be next to the generator, and must not be copied into itself.
         if entry != module_path and not is_hidden and not run_dir.resolve().is_relative_to(entry.resolve()):
             yield entry
 
@@ -115,7 +115,7 @@ def _take(entry: Path, target: Path) -> None:
 
 
 def _make_room_for_bytecode(copied: Path) -> None:
-    """Make the folders that Python would make later, by the umask of whoever runs."""
+    """Create the bytecode folders that Python would later create with the process's umask."""
     for module in list(copied.rglob("*.py")):
         make_folder(module.parent / "__pycache__")
 

@@ -1,6 +1,6 @@
-"""The main of a run process: loads the run's copy of a generator and calls its ``run_rollout``.
+"""Main of a run process: loads the run's copy of a generator and calls its ``run_rollout``.
 
-Started by the monitor, with the link to the server. Standard output and error are the run's log.
+The monitor starts it with the link to the server. Standard output and error go to the run's log.
 """
 
 import atexit
@@ -38,13 +38,13 @@ STOPPED = "ended by SIGTERM: the run, or the server, was stopped\n"
 
 
 def main(arguments: list[str], prepare: Callable[[RunSpec], None] = lambda _: None) -> None:
-    """Run to the end; a failed or interrupted run ends at once, whatever threads are left.
+    """Run to the end. A failed or interrupted run ends at once, even if threads are left.
 
-    ``prepare`` is called before any of the user's code.
+    ``prepare`` is called before any user code.
     """
     server = ParentLink[bytes](arguments, bytes)
     skip_httpx_command()
-    # Before the user's code starts anything: the monitor may be killed, and the server has to end what is left.
+    # Sent before user code starts processes: if the monitor is killed, the server has to end them.
     server.send(ReportPart(os_session=os.getsid(0)))
     spec = RunSpec.decode(server.receive())
     ending = _ReportAtExit(server)
@@ -55,18 +55,18 @@ def main(arguments: list[str], prepare: Callable[[RunSpec], None] = lambda _: No
         prepare(spec)
         call_run_rollout(spec)
         trace.end("ended")
-    except BaseException as error:  # noqa: BLE001 -- whatever the user's code raises ends the run, and is reported
+    except BaseException as error:  # noqa: BLE001 -- any error of user code ends the run and is reported
         is_failure = not (isinstance(error, SystemExit) and error.code in (None, 0))
         trace.end("failed" if is_failure and not sigterm.has_come else "ended")
         if is_failure:
-            # A stop is no failure: where it met the code tells nobody anything.
+            # A stop is not a failure: a traceback of where it happened would not help.
             is_stopped = sigterm.has_come and isinstance(error, KeyboardInterrupt)
             _fail(error, server, said=STOPPED if is_stopped else None)
     ending.is_returned = True
 
 
 class _RunTrace:
-    """Where the run's time is recorded, if it is traced. What its threads record later is written as they end."""
+    """Trace of the run, if it is traced. Spans that threads record later are written when the threads end."""
 
     def __init__(self, spec: RunSpec) -> None:
         settings = TraceSettings(**spec.trace) if spec.trace is not None else None
@@ -74,7 +74,7 @@ class _RunTrace:
         self._note("started")
 
     def end(self, how: Literal["ended", "failed"]) -> None:
-        """Write what is there: the process may be killed, or leave without any clean-up."""
+        """Flush the trace, because the process may be killed or exit without clean-up."""
         self._note(how)
         self._tracer.flush()
 
@@ -83,10 +83,10 @@ class _RunTrace:
 
 
 class _ReportAtExit:
-    """Reports the return of ``run_rollout`` when all it left behind has ended too.
+    """Reports the return of ``run_rollout`` once its threads and child processes have ended too.
 
-    Registered before user code, so called after everything else: by then the threads and the multiprocessing children
-    have been waited for. What goes wrong later, while the interpreter is taken down, is no failure of the run.
+    Registered before user code, and therefore called last, after the threads and multiprocessing children were joined.
+    Later errors, while the interpreter shuts down, do not fail the run.
     """
 
     def __init__(self, server: ParentLink[bytes]) -> None:
@@ -101,30 +101,30 @@ class _ReportAtExit:
 
 
 def call_run_rollout(spec: RunSpec) -> None:
-    """Load the run's copy of the generator, and return when its ``run_rollout`` has."""
+    """Load the run's copy of the generator and call its ``run_rollout``."""
     module_path = Path(spec.module_path)
     original = Path(spec.original_folder)
     os.environ[RUN_DIR_VARIABLE] = str(module_path.parents[1])
     os.environ[LIMIT_VARIABLE] = str(spec.max_engine_reply_bytes)
     module = sys.modules.get(module_name(module_path))
-    if getattr(module, "__file__", None) != str(module_path):  # else an inline worker: its classes are the lead's
+    if getattr(module, "__file__", None) != str(module_path):  # an inline worker shares the lead's module and classes
         set_import_path(module_path.parent, packages_folder(module_path), original, *import_roots(original))
         module = load_module(module_path)
     result = module.run_rollout(spec.payload)  # type: ignore[union-attr]
     if inspect.iscoroutine(result):
-        import asyncio  # half of what a run process loads
+        import asyncio  # half of a run process's imports
 
         asyncio.run(result)
 
 
 class _SigtermAsCtrlC:
-    """asyncio turns SIGINT into a clean cancellation, and knows nothing of SIGTERM."""
+    """Turns SIGTERM into SIGINT, for which asyncio cancels tasks cleanly."""
 
     def __init__(self) -> None:
         self.has_come = False
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, self._interrupt)
-        # What the user's code forks keeps the plain meaning: multiprocessing ends its workers with SIGTERM.
+        # Forked processes keep the default action: multiprocessing ends its workers with SIGTERM.
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
     def _interrupt(self, *_: object) -> None:
@@ -133,17 +133,17 @@ class _SigtermAsCtrlC:
 
 
 def set_up_output() -> None:
-    """What this process prints and logs goes to the run's log, line by line."""
+    """Write output and log messages of this process to the run's log line by line."""
     set_up_logging("info")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            # Half a surrogate pair in a print must not end the run. With PYTHONUNBUFFERED, a line and its end would be
-            # two writes, between which another worker's line may come.
+            # Lone surrogates in output must not end the run. With PYTHONUNBUFFERED, a line and its newline would be two
+            # writes, between which another worker may write.
             stream.reconfigure(line_buffering=True, write_through=False, errors="backslashreplace")
 
 
 def _fail(error: BaseException, server: ParentLink[bytes], *, said: str | None = None) -> NoReturn:
-    """End the run with ``error``, of which the log says what is ``said``, else everything."""
+    """End the run with ``error``. Logs ``said`` if given, else the whole traceback."""
     text = "".join(traceback.format_exception(type(error), error, user_frames(error.__traceback__, __file__)))
     error_line = last_line(text)
     if isinstance(error, ForebayError) and error.hint:

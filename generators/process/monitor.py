@@ -1,10 +1,10 @@
-"""Stands between the server and a run process, and outlives both by a moment.
+"""Monitor between the server and a run process, which outlives both briefly.
 
-``python -m forebay.generators.process.monitor MODULE LOG_PATH LOG_LIMIT_BYTES``, started as a child: starts ``MODULE``,
-the main of the run process, in a session of its own, hands it the link to the server, writes what it prints to the log,
-and passes SIGTERM on to its process group. When it has ended, the monitor kills what is left of the group and ends as
-it did; the server then kills what is left of the session. When the server hangs up, or is gone, the monitor kills the
-session. It runs none of the user's code, so a run that is stuck, and what it forked, die with the server.
+``python -m forebay.generators.process.monitor MODULE LOG_PATH LOG_LIMIT_BYTES``, started as a child, starts ``MODULE``,
+the main of the run process, in its own session. The monitor passes it the link to the server, writes its output to the
+log, and forwards SIGTERM to its process group. When the run process ends, the monitor kills the rest of the group and
+exits with the same status; the server then kills the rest of the session. When the server hangs up or is gone, the
+monitor kills the session. It runs no user code, so even a stuck run and its forks die with the server.
 """
 
 import os
@@ -20,15 +20,15 @@ from forebay.core.child_process import end_session, python_argv, signal_group
 from forebay.telemetry.output_file import OutputFile
 
 _DRAIN_S = 2.0
-"""How long the log waits for output that a process which left the group still holds back."""
+"""How long the log waits for output held back by a process that left the group."""
 
 
 def main(arguments: list[str]) -> None:
-    """Start, watch, and end as the runtime did."""
+    """Start the run process, watch it, and exit with its status."""
     module, log_path, log_limit, server = arguments[:4]
     log = OutputFile(Path(log_path), int(log_limit))
     reader, writer = os.pipe()
-    # From the main thread: with the thread that started it, the kernel would kill the runtime.
+    # Started from the main thread, because the kernel kills the run process when the starting thread ends.
     runtime = _start_runtime(module, writer, int(server))
     os.close(writer)
     signal.signal(signal.SIGTERM, lambda *_: signal_group(runtime.pid, signal.SIGTERM))
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     pump = threading.Thread(target=_pump, args=(reader, log), daemon=True)
     pump.start()
     exit_code = runtime.wait()
-    # What it forked and left behind goes with it.
+    # Kills processes that it forked and left behind.
     signal_group(runtime.pid, signal.SIGKILL)
     pump.join(_DRAIN_S)
     if exit_code < 0:
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
         if exit_code != -signal.SIGKILL:
             signal.signal(-exit_code, signal.SIG_DFL)
         signal.raise_signal(-exit_code)
-    os._exit(exit_code)  # one thread waits for the server for ever
+    os._exit(exit_code)  # one thread still waits for the server
 
 
 def _start_runtime(module: str, output: int, server: int) -> "subprocess.Popen[bytes]":
@@ -60,7 +60,7 @@ def _start_runtime(module: str, output: int, server: int) -> "subprocess.Popen[b
 
 def _kill_when_hung_up(server: int, pid: int) -> None:
     hang_up = select.poll()
-    hang_up.register(server, select.POLLRDHUP)  # nothing is read: the messages are for the runtime
+    hang_up.register(server, select.POLLRDHUP)  # nothing is read: the messages are for the run process
     hang_up.poll()
     end_session(pid)
 

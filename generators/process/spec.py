@@ -1,4 +1,4 @@
-"""What the supervisor hands to a run process, and what comes back."""
+"""Messages between the supervisor and a run process."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -9,39 +9,39 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """Which module to load, from the run's own copy, and the payload for ``run_rollout``; it may hold secrets."""
+    """The module to load from the run's copy, and the payload for ``run_rollout``, which may contain secrets."""
 
     module_path: str
     original_folder: str
     payload: dict[str, Any]
     max_engine_reply_bytes: int = 64 << 20
     trace: dict[str, Any] | None = None
-    """``TraceSettings`` by name; None records nothing."""
+    """Fields of ``TraceSettings``; None disables tracing."""
     earlier_traces: list[str] = field(default_factory=list)
-    """Folders with the traces of earlier runs of the same input, newest first; not all of them need be there."""
+    """Trace folders of earlier runs of the same input, newest first. Some may not exist."""
     workers: list[int] = field(default_factory=list)
-    """How many workers each node has; without any, the run process runs its rollouts itself."""
+    """Number of workers per node. If empty, the run process runs its rollouts itself."""
     backend: str = "processes"
     worker_silence_s: float = 10.0
     ray_address: str = ""
     ray_namespace: str = ""
 
     def encode(self) -> bytes:
-        """As JSON. Raises TypeError if the payload is not."""
-        # Not as msgpack: a payload may hold whole numbers of any size, and half of a surrogate pair.
+        """Encode as JSON. Raises TypeError if the payload is not JSON."""
+        # Not msgpack, because a payload may contain integers of any size and lone surrogates.
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, encoded: bytes) -> "RunSpec":
-        """From what ``encode`` made."""
+        """Decode the output of ``encode``."""
         return cls(**json.loads(encoded))
 
 
 class ReportPart(msgspec.Struct, omit_defaults=True):
-    """What a run process says of itself: its ``os_session`` first, then that ``run_rollout`` returned, or its error."""
+    """Report of a run process: first its ``os_session``, later the return of ``run_rollout`` or its error."""
 
     os_session: int = 0
-    """Of the run process and what it started."""
+    """OS session of the run process and its children."""
     is_returned: bool = False
     error: str = ""
     traceback: str = ""

@@ -1,9 +1,10 @@
-"""Running commands of agents, tools and verifiers: in a folder of their own, within limits, and never left behind.
+"""Runs commands of agents, tools and verifiers in their own folder, with limits, and leaves no process behind.
 
-``supervisor`` is the program that starts each command in a process tree of its own and ends the whole tree; ``output``
-keeps the beginning and the end of what a command prints.
+``supervisor`` is the program that starts each command in its own process tree and ends the whole tree. ``output`` keeps
+the beginning and the end of a command's output.
 
-This holds programs that run wild; it is no jail for programs that mean harm. Those need a container or another machine.
+The sandbox contains runaway programs. It does not protect against malicious programs, which need a container or
+another machine.
 """
 
 import asyncio
@@ -31,15 +32,15 @@ logger = logging.getLogger(__name__)
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
-"""What a command finds of our environment. The rest may hold keys of the trainer or the cluster."""
+"""Environment variables that commands inherit. Others may hold keys of the trainer or the cluster."""
 
 Command = str | Sequence[str]
-"""A list of words, or a line for ``/bin/sh``."""
+"""A list of words, or a shell line for ``/bin/sh``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a command may use. ``cpu_s``, ``memory_bytes`` and ``file_bytes`` hold for each process by itself.
+    """Limits of a command. ``cpu_s``, ``memory_bytes`` and ``file_bytes`` apply to each process separately.
 
     ``memory_bytes`` limits the address space, of which some programs (Node, Java) reserve far more than they use.
     """
@@ -49,22 +50,22 @@ class Limits:
     memory_bytes: int | None = None
     file_bytes: int | None = None
     output_bytes: int = 65_536
-    """Kept of each output, half from its beginning and half from its end; the rest is read and thrown away."""
+    """Bytes kept of each output, half from its beginning and half from its end. The rest is discarded."""
 
     def __post_init__(self) -> None:
         given = (self.wall_s, self.cpu_s, self.memory_bytes, self.file_bytes, self.output_bytes)
         if not all(0 < value < float("inf") for value in given if value is not None):
-            raise InvalidInput(f"each limit of a command must be more than 0, got {self}", field="limits")
+            raise InvalidInput(f"each limit of a command must be more than 0 (got {self})", field="limits")
 
     def resources(self) -> dict[str, int]:
-        """By the names of the module ``resource``."""
+        """Return the limits by their names in the module ``resource``."""
         given = {"RLIMIT_CPU": self.cpu_s, "RLIMIT_AS": self.memory_bytes, "RLIMIT_FSIZE": self.file_bytes}
         return {"RLIMIT_CORE": 0, **{name: int(value) for name, value in given.items() if value is not None}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """How a command ended. ``exit_status`` is negative for a signal, and None if it was killed at its time limit."""
+    """Result of a command. ``exit_status`` is negative for a signal, and None if it was killed at its time limit."""
 
     exit_status: int | None
     stdout: str
@@ -72,9 +73,9 @@ class Finished:
     wall_s: float
     is_output_cut: bool
     cpu_s: float | None = None
-    """Of all its processes; None if it killed the one that counts them."""
+    """CPU time of all its processes; None if the command killed its supervisor, which measures it."""
     printed: str = ""
-    """The last ``output_bytes`` of both outputs together, as they came."""
+    """The last ``output_bytes`` of both outputs together, in the order of arrival."""
 
     @property
     def is_timed_out(self) -> bool:
@@ -82,7 +83,7 @@ class Finished:
 
     @property
     def problem(self) -> str:
-        """What went wrong, with the end of what it said; empty if nothing did."""
+        """Description of a failure, with the end of the output; empty for success."""
         if self.exit_status == 0:
             return ""
         if self.is_timed_out:
@@ -90,19 +91,19 @@ class Finished:
         return self.with_last_words(f"ended with status {self.exit_status}")
 
     def with_last_words(self, how: str) -> str:
-        """``how`` it ended, and the end of what it said."""
+        """Return ``how`` the command ended, with the end of its output."""
         said = (self.stderr.strip() or self.stdout.strip())[-1_000:]
         return f"{how}: {said}" if said else how
 
 
 class Sandbox:
-    """A working folder in which commands run. Leaving it removes the folder::
+    """A working folder in which commands run. Leaving the context removes the folder::
 
         async with Sandbox() as sandbox:
             finished = await sandbox.run(["python", "-c", code], limits=Limits(wall_s=10))
 
-    ``env`` is what every command finds beside ``HOME`` and ``TMPDIR`` (the folder) and ``INHERITED``; in a run that is
-    traced also ``TRACEPARENT``, for spans of its own.
+    Every command gets the environment ``env``, ``INHERITED``, and the folder as ``HOME`` and ``TMPDIR``. In a traced
+    run it also gets ``TRACEPARENT`` for its own spans.
     """
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
@@ -114,7 +115,7 @@ class Sandbox:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # Also when we are cancelled: nobody else removes the folder.
+        # Shielded, so that the folder is removed even if we are cancelled.
         await asyncio.shield(asyncio.to_thread(_remove, self.folder))
 
     async def run(
@@ -127,11 +128,10 @@ class Sandbox:
         stop: asyncio.Event | None = None,
         phase: str = "environment",
     ) -> Finished:
-        """Run ``command`` to its end, or kill it at its limits, as soon as ``stop`` is set, or when we are cancelled.
+        """Run ``command`` to its end; kill it at its limits, when ``stop`` is set, or when this task is cancelled.
 
-        When this returns or raises, every process that the command started is gone, also those that made themselves a
-        session of their own. Raises ``InvalidInput`` for a command that cannot be started. In a trace its time is a
-        ``phase`` of the rollout for which it runs.
+        When this returns or raises, all processes of the command are gone, including those in new sessions. Raises
+        ``InvalidInput`` if the command cannot be started. Its time is traced as a ``phase`` of the rollout.
         """
         with span(phase) as recorded:
             finished = await self._run(command, stdin, env or {}, limits, stop)
@@ -157,7 +157,7 @@ class Sandbox:
                 async with _hung_up_at(stop, ours):
                     return await _attend(supervisor, ours, stdin, limits.output_bytes)
             finally:
-                # Hanging up is what makes the supervisor kill; it takes some milliseconds.
+                # Closing the socket makes the supervisor kill the command, within milliseconds.
                 ours.close()
                 await _gone(supervisor)
 
@@ -173,17 +173,17 @@ def _inherited() -> dict[str, str]:
 def _words(command: Command) -> list[str]:
     words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     if not words or not all(isinstance(word, str) and "\0" not in word for word in words):
-        raise InvalidInput(f"a command is a line of shell or a list of words, got {command!r:.200}", field="command")
+        raise InvalidInput(f"a command must be a shell line or a list of words (got {command!r:.200})", field="command")
     return words
 
 
 def shown(command: Command) -> str:
-    """A command as one would type it."""
+    """Return a command as a shell line."""
     return command if isinstance(command, str) else shlex.join(command)
 
 
 async def _start_supervisor(theirs: socket.socket) -> Process:
-    # A session of its own: what kills our process group must not kill the one that cleans up.
+    # In its own session: a kill of our process group must not kill the process that cleans up.
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno())),
         stdin=PIPE,
@@ -204,7 +204,7 @@ async def _send(ours: socket.socket, spec: bytes) -> None:
 async def _hung_up_at(stop: asyncio.Event | None, ours: socket.socket) -> AsyncIterator[None]:
     async def hang_up(stop: asyncio.Event) -> None:
         await stop.wait()
-        # Only our half: the supervisor kills what it started, and its answer arrives all the same.
+        # Only our half is closed: the supervisor kills the command, and its answer can still arrive.
         ours.shutdown(socket.SHUT_WR)
 
     waiting = asyncio.create_task(hang_up(stop)) if stop is not None else None
@@ -225,7 +225,7 @@ async def _attend(supervisor: Process, ours: socket.socket, stdin: bytes, output
         answer = group.create_task(_answer(ours))
     result = answer.result()
     if "error" in result:
-        raise InvalidInput(result["error"], hint="see that it is installed where the run process runs", field="command")
+        raise InvalidInput(result["error"], hint="install it on the machine of the run process", field="command")
     if result.get("num_left"):
         logger.warning("%d processes of a command could not be killed", result["num_left"])
     return Finished(
@@ -249,7 +249,7 @@ async def _answer(ours: socket.socket) -> dict[str, Any]:
 
 
 async def _gone(supervisor: Process) -> None:
-    # Also when we are cancelled once more meanwhile: its processes must be gone when we return.
+    # Its processes must be gone when we return, even if we are cancelled again.
     ending = asyncio.ensure_future(supervisor.wait())
     try:
         await asyncio.shield(ending)
@@ -260,7 +260,7 @@ async def _gone(supervisor: Process) -> None:
 
 def _remove(folder: Path) -> None:
     def unlock(function: Any, path: str, _: object) -> None:
-        # A command may have taken the right to write from a folder of its own.
+        # The command may have made a folder read-only.
         with suppress(OSError):
             Path(path).parent.chmod(0o700)
             function(path)

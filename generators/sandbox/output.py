@@ -1,4 +1,4 @@
-"""What a command reads and what it says: all of it is read, a bounded part is kept."""
+"""Input and output of a command. All output is read, and a limited part is kept."""
 
 import asyncio
 from contextlib import suppress
@@ -7,7 +7,7 @@ CHUNK_BYTES = 65_536
 
 
 class Tail:
-    """The end of all that a command wrote, to either output, as it came."""
+    """The end of a command's output, of both streams in the order of arrival."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -22,7 +22,7 @@ class Tail:
 
 
 class Kept:
-    """The first and the last half of ``max_bytes`` of what a command wrote."""
+    """The beginning and the end of one output stream, ``max_bytes`` together."""
 
     def __init__(self, max_bytes: int, tail: Tail) -> None:
         self._tail = tail
@@ -36,7 +36,7 @@ class Kept:
         return self._num_cut > 0
 
     async def read(self, stream: asyncio.StreamReader | None) -> None:
-        """Read to the end: a command that finds its pipe full would wait for ever."""
+        """Read the stream to its end, because a command blocks while its pipe is full."""
         assert stream is not None
         while part := await stream.read(CHUNK_BYTES):
             self._take(part)
@@ -52,7 +52,7 @@ class Kept:
             self._num_cut += surplus
 
     def text(self) -> str:
-        """As text, with a line in place of what was cut out."""
+        """Return the kept output as text, with a line in place of what was cut out."""
         if not self.is_cut:
             return (self._first + self._last).decode(errors="replace")
         cut = f"\n[… {self._num_cut} bytes …]\n"
@@ -60,12 +60,12 @@ class Kept:
 
 
 async def feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
-    """Write ``data`` and close; a command need not read it."""
+    """Write ``data`` and close the stream. The command need not read it."""
     assert stream is not None
     with suppress(BrokenPipeError, ConnectionResetError):
         stream.write(data)
         await stream.drain()
-    # A command that ends before it has read everything breaks the pipe, here or when it is closed.
+    # A command that ends without reading everything breaks the pipe, here or at the close.
     stream.close()
     with suppress(BrokenPipeError, ConnectionResetError):
         await stream.wait_closed()

@@ -1,7 +1,7 @@
-"""The process between a sandbox and its command: it starts the command, and leaves no process of it behind.
+"""The process between a sandbox and its command: starts the command and leaves none of its processes behind.
 
-``python -I -S supervisor.py SOCKET_FD``. Reads a line of JSON (argv, folder, environment, limits) from the socket,
-and answers with JSON. Imports only the standard library: it starts in hundredths of a second.
+``python -I -S supervisor.py SOCKET_FD`` reads a line of JSON (argv, folder, environment, limits) from the socket and
+answers with JSON. It imports only the standard library, so that it starts in hundredths of a second.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 KILLING_S = 10.0
-"""What is not gone by then cannot be killed by us: it changed its user, or hangs in the kernel."""
+"""Time limit for killing processes. Those left after it changed their user, or hang in the kernel."""
 
 
 def main(socket_fd: int) -> None:
-    """Run one command to its end, its time limit, or until the sandbox hangs up."""
+    """Run one command until it ends, its time is up, or the sandbox closes the socket."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # Not SIGKILL: when the run process dies, this one cleans up first.
+    # Not SIGKILL, so that this process can clean up when the run process dies.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parent = os.getppid()
@@ -37,11 +37,11 @@ def main(socket_fd: int) -> None:
         try:
             result = _run(spec, sandbox)
         finally:
-            # Nothing may end this process before its children have ended.
+            # This process must not end before its children.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             num_left = _kill_descendants()
             if os.getppid() != parent:
-                # Nobody else is left to do it.
+                # The run process is gone and cannot remove it.
                 shutil.rmtree(spec["folder"], ignore_errors=True)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         answer = {**result, "num_left": num_left, "cpu_s": used.ru_utime + used.ru_stime}
@@ -56,10 +56,10 @@ def _read_line(sandbox: socket.socket) -> dict[str, Any]:
 
 
 def _run(spec: dict[str, Any], sandbox: socket.socket) -> dict[str, Any]:
-    """The exit status of the command, or why there is none."""
+    """Run the command and return its exit status, or an error."""
     began_s = time.monotonic()
     try:
-        process = subprocess.Popen(  # noqa: S603 - running what the spec says is what we are for
+        process = subprocess.Popen(  # noqa: S603 - running the given command is the purpose
             spec["argv"],
             cwd=spec["folder"],
             env=spec["env"],
@@ -69,13 +69,13 @@ def _run(spec: dict[str, Any], sandbox: socket.socket) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         return {"error": f"{spec['argv'][0]!r} cannot be started: {error}"}
     is_over = _wait(process.pid, sandbox, spec["wall_s"])
-    # Negative is a signal, as everywhere in Python.
+    # Negative for a signal, as in `subprocess`.
     status = process.wait() if is_over else None
     return {"exit_status": status, "wall_s": time.monotonic() - began_s}
 
 
 def _wait(pid: int, sandbox: socket.socket, wall_s: float) -> bool:
-    """Until the command ends (true), or its time is up, or the sandbox hangs up."""
+    """Wait until the command ends. Returns False if its time is up or the sandbox closes the socket first."""
     ending = os.pidfd_open(pid)
     try:
         ready, _, _ = select.select([ending, sandbox.fileno()], [], [], wall_s)
@@ -95,15 +95,15 @@ def _limiter(limits: dict[str, int]) -> Callable[[], None]:
 
 
 def _lower(kind: int, value: int) -> None:
-    # Limits can be lowered, and only root may raise them.
+    # Only root may raise limits, so they are only lowered.
     _, hard = resource.getrlimit(kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))
 
 
 def _kill_descendants() -> int:
-    """Kill every process below this one, also in other sessions and those started meanwhile; how many are left."""
-    # As their subreaper we inherit each process whose parent has died, so none can leave the tree.
+    """Kill all descendants, including new ones and those in other sessions. Returns how many are left."""
+    # As their subreaper, we inherit every process whose parent has died, so none can leave the tree.
     until_s = time.monotonic() + KILLING_S
     while (left := _descendants()) and time.monotonic() < until_s:
         for pid in left:
@@ -121,21 +121,21 @@ def _reap() -> None:
 
 
 def _descendants() -> list[int]:
-    """Every process below this one; those that are dead and not yet waited for too."""
+    """Return all descendants of this process, including zombies."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with suppress(OSError):
                 children.setdefault(_parent(name), []).append(int(name))
     found = list(children.get(os.getpid(), ()))
-    for pid in found:  # grows while it is walked
+    for pid in found:  # grows during the iteration
         found.extend(children.get(pid, ()))
     return found
 
 
 def _parent(pid: str) -> int:
     with open(f"/proc/{pid}/stat", "rb") as stat:
-        # The name before it stands in brackets, and may hold brackets and spaces itself.
+        # The process name before it is in brackets and may contain brackets and spaces.
         return int(stat.read().rpartition(b")")[2].split()[1])
 
 

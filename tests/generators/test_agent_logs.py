@@ -45,4 +45,4 @@ def test_a_generator_that_is_run_by_hand_keeps_nothing(monkeypatch: pytest.Monke
 
 def test_a_disk_that_refuses_costs_no_rollout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     AgentLogs(tmp_path / "gone").keep("a", "printed")
-    assert "what the agent of a printed could not be kept" in caplog.text
+    assert "could not store the output of agent a" in caplog.text
