@@ -1,19 +1,19 @@
-"""The hooks by which users change what a read does to groups, and the process in which theirs run.
+"""Hooks by which users change how a read processes groups, and the process in which users' hooks run.
 
-``specs`` names every hook and says when it is called, ``types`` has what they are given and give. The buffer has one
-``HookRunner`` (``run_hooks``) for each run:
+``specs`` defines every hook and when it is called; ``types`` has their arguments and results. The buffer has one
+``HookRunner`` (``run_hooks``) per run:
 
     judge, process, meta_info
-      ├── nobody but the built-in behaviour answers: ``defaults``, on columns, in process
+      ├── only the built-in behaviour answers: ``defaults``, on columns, in process
       └── else: ``host_client`` ── ``host_messages`` ──▶ ``host``, a child process, whose ``host_output`` is kept
 
 In the child, ``plugin_loading`` fills a ``manager`` with the installed plugins, the generator file (``plain_functions``
-binds functions as slime knows them) and the defaults; ``group_sequence`` asks it, in the order of a read; what is
-answered goes through ``answer_checks``. ``contract`` decides which of slime's two sets of functions a file follows,
-``check`` what can be known of its hooks without calling any. ``advantages`` is the arithmetic of normalising and
+binds functions in slime's style) and the defaults. ``group_sequence`` calls the hooks in the order of a read, and
+``answer_checks`` checks their answers. ``contract`` decides which of slime's two sets of functions a file follows.
+``check`` finds problems of a file's hooks without calling them. ``advantages`` has the arithmetic of normalising and
 padding.
 
-A hook that raises, hangs or dies costs its group (``HookFailed``, with the traceback), never the server.
+A hook that raises, hangs or dies fails its group (``HookFailed``, with the traceback), never the server.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HookInput", "HookRunner", "Processed", "Row", "Sizes", "Verdict", "hookimpl"]
 
-# An inspection and a hook host need little of what a runner needs.
+# Lazy, because inspections and hook hosts need few of these modules.
 __getattr__ = lazy_names(
     __name__,
     {

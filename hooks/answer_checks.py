@@ -1,4 +1,4 @@
-"""Checks of what users' hooks answer, and the errors for those that are wrong."""
+"""Checks of the answers of users' hooks, and the errors for invalid answers."""
 
 import json
 import traceback
@@ -18,29 +18,29 @@ _OUR_FOLDERS = (str(Path(__file__).parent), str(Path(pluggy.__file__).parent))
 
 
 _QUOTE_NOTHING = ("it took longer than ", "its answer is longer than ", "its process died ")
-"""Beginnings of what is said of a host itself."""
+"""Beginnings of messages about the host itself, which contain no user text."""
 
 
 def misanswer(hook: str, answer: object, wanted: str) -> HookFailed:
-    """The error for an answer of the wrong shape: it shows the answer and says what was wanted."""
+    """Return the error for an invalid answer, with the answer and the expected form."""
     shown = repr(answer)
     shown = shown if len(shown) <= _LONGEST_SHOWN else shown[:_LONGEST_SHOWN] + "…"
     return failure(hook, f"it returned {shown}; wanted: {wanted}")
 
 
 def failure(hook: str, message: str, traceback_text: str = "") -> HookFailed:
-    """A ``HookFailed`` whose traceback is never empty, since it is what is kept with the group."""
+    """Return a ``HookFailed`` with a non-empty traceback, because the traceback is stored with the group."""
     return HookFailed(hook, message, traceback_text or f"{hook}: {message}")
 
 
 def raised(hook: str, error: BaseException) -> HookFailed:
-    """The error for an exception out of a hook, with the traceback from the user's first frame on."""
+    """Return the error for an exception raised by a hook, with the traceback from the user's first frame."""
     lines = traceback.format_exception(type(error), error, _skip_ours(error.__traceback__))
     return failure(hook, traceback.format_exception_only(error)[-1].strip(), "".join(lines))
 
 
 def logged(error: HookFailed) -> str:
-    """The failure for a log, with the kind of exception alone: its words, or an answer, may be a model's text."""
+    """Return the failure for a log, with only the exception type: messages and answers may contain a model's text."""
     what = f"hook {error.hook} failed"
     words = error.message.removeprefix(f"{what}: ")
     if words.startswith(_QUOTE_NOTHING):
@@ -57,21 +57,21 @@ def _skip_ours(trace: TracebackType | None) -> TracebackType | None:
 
 
 def is_truth(value: object) -> bool:
-    """Whether ``value`` is a bool, Python's or numpy's, or an integer that stands for one."""
-    # By the module's name: nothing here imports numpy, only users' files do.
+    """Whether ``value`` is a bool of Python or numpy, or an integer used as one."""
+    # Tests the module's name, because only users' files import numpy.
     return isinstance(value, int) or type(value).__module__ == "numpy"
 
 
 def check_truth(hook: str, answer: object) -> bool:
-    """``answer`` as a bool."""
+    """Return ``answer`` as a bool. Raises ``HookFailed``."""
     if not is_truth(answer):
         raise misanswer(hook, answer, "a bool")
     return bool(answer)
 
 
 def check_verdict(hook: str, answer: object, num_samples: int, sizes: Sizes) -> Verdict:
-    """``answer`` as a verdict: a pair of bools, or one bool, by which a group is finished once it is full."""
-    # Contract B knows no "not yet": once every sample is there, a group that is not valid never will be.
+    """Return ``answer`` as a verdict: a pair of bools, or one bool, for which a full group is finished."""
+    # Contract B has no "not yet": a full group that is not valid never will be.
     if is_truth(answer):
         return Verdict(bool(answer), bool(answer) or num_samples >= sizes.group_size)
     if not isinstance(answer, tuple | list) or len(answer) != 2 or not all(map(is_truth, answer)):
@@ -83,7 +83,7 @@ def check_verdict(hook: str, answer: object, num_samples: int, sizes: Sizes) -> 
 
 
 def check_group(hook: str, answer: object, instance_id: InstanceId) -> Group:
-    """``answer`` as the group of ``instance_id``: the pair of its id and a list of objects that all carry this id."""
+    """Return ``answer`` as a group: the pair of ``instance_id`` and a list of objects that all have this id."""
     if not isinstance(answer, tuple | list) or len(answer) != 2 or not isinstance(answer[1], tuple | list):
         raise misanswer(hook, answer, "(instance_id, items)")
     if not _is_same(answer[0], instance_id):
@@ -105,35 +105,35 @@ def _check_item(hook: str, item: Any, instance_id: InstanceId) -> None:
 
 
 def check_object(hook: str, answer: object) -> dict[str, Any]:
-    """``answer`` as a JSON object."""
+    """Return ``answer`` as a JSON object. Raises ``HookFailed``."""
     if not isinstance(answer, dict):
         raise misanswer(hook, answer, "a dict")
     return answer
 
 
 def encode(hook: str, value: object) -> bytes:
-    """``value`` as JSON. Raises ``HookFailed`` for what JSON cannot say, NaN and Infinity among it."""
+    """Encode ``value`` as JSON. Raises ``HookFailed`` for values that JSON cannot hold, such as NaN and Infinity."""
     try:
         return encode_json(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise failure(hook, f"it returned what is not plain JSON: {error}") from None
+        raise failure(hook, f"it returned a value that is not plain JSON: {error}") from None
 
 
 def encode_json(value: object) -> bytes:
-    """``value`` as compact UTF-8 JSON. Raises ``TypeError`` or ``ValueError``."""
+    """Encode ``value`` as compact UTF-8 JSON. Raises ``TypeError`` or ``ValueError``."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     try:
         return text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which only an escape can carry
+    except UnicodeEncodeError:  # a lone surrogate must be escaped
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
 def as_reward(item: Item, field: str) -> float | None:
-    """The number in ``field`` of ``item``, None where there is none."""
+    """Return the number in ``field`` of ``item``; None if it has none."""
     value = item.get(field)
     return float(value) if isinstance(value, int | float) and is_number(value) else None
 
 
 def _is_same(answered: object, instance_id: InstanceId) -> bool:
-    # ``1 == True == 1.0`` for Python; on the wire these are three ids.
+    # ``1 == True == 1.0`` in Python, but in JSON these are three different ids.
     return type(answered) is type(instance_id) and answered == instance_id

@@ -1,4 +1,4 @@
-"""What can be known of a generator file's hooks without calling any: which there are, and what is wrong with them."""
+"""Checks of a generator file's hooks without calling them: which exist, and which are invalid."""
 
 import difflib
 import inspect
@@ -21,24 +21,24 @@ POSITIONAL: dict[str, tuple[str, ...]] = {
     "pad_group_data": ("group", "group_size"),
     "transform_group": ("group", "task_type"),
 }
-"""What each plain function is called with, by position."""
+"""Positional arguments of each plain function."""
 
 _LIKENESS = 0.87
-"""difflib ratio from which a name is taken for a misspelt hook; ``normalise_group_data`` has 0.95."""
+"""difflib ratio from which a name counts as a misspelt hook; ``normalise_group_data`` has 0.95."""
 
 
 @dataclass
 class HookReport:
-    """What a file offers: hook → the contracts under which it is asked ("A", "B" or "A, B"; a notification: "")."""
+    """Hooks of a file, each with the contracts that call it ("A", "B" or "A, B"; "" for notifications)."""
 
     hooks: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     contract: "Contract | None" = None
-    """None where only the first answer of ``is_valid_group`` will show."""
+    """The contract; None if only the first answer of ``is_valid_group`` will show it."""
 
 
 def check_hooks(namespace: Mapping[str, object]) -> HookReport:
-    """Look through a module's namespace. ``problems`` are sentences; with any of them the file should not be used."""
+    """Check the hooks in a module's namespace. A file with any ``problems`` should not be used."""
     offered = [name for name in specs.READ_HOOKS if callable(namespace.get(name))]
     offered += [name for name in specs.NOTIFICATIONS if is_marked(namespace.get(name))]
     report = HookReport({name: _asked_under(name) for name in offered}, contract=_contract(namespace, offered))
@@ -55,7 +55,7 @@ def check_hooks(namespace: Mapping[str, object]) -> HookReport:
 
 def is_marked(value: object) -> bool:
     """Whether ``value`` carries the mark of ``forebay.hooks.hookimpl``."""
-    # pluggy's mark is a dict of options; anything else under this name is the user's own.
+    # pluggy's mark is a dict of options; anything else with this name belongs to the user.
     return callable(value) and isinstance(getattr(value, f"{specs.PROJECT}_impl", None), dict)
 
 
@@ -102,8 +102,8 @@ def _accepts(function: Callable[..., Any], num_arguments: int) -> bool:
 
 
 def _misspelt(namespace: Mapping[str, object]) -> Iterator[str]:
-    """Own functions named nearly like a hook that the file lacks, callable like it, and called by nothing else."""
-    # What another function of the file calls is a helper, however much its name is like a hook's.
+    """Report functions named like a missing hook that accept its arguments and are not called by other functions."""
+    # A function that is called in the file is a helper, even if its name is similar to a hook's.
     called = _names_used(namespace)
     missing = [name for name in specs.READ_HOOKS if name not in namespace]
     for name, value in namespace.items():

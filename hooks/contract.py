@@ -1,4 +1,4 @@
-"""Which of slime's two contracts a generator file follows: declared, or seen in what the file answers."""
+"""Which of slime's two contracts a generator file follows: declared, or inferred from its answers."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def declared_contract(namespace: Mapping[str, object]) -> "Contract | None":
-    """What a module says in ``CONTRACT`` or ``contract``; a ``contract`` that holds anything else is its own."""
+    """Return the contract declared in ``CONTRACT`` or ``contract``. Other values of ``contract`` are ignored."""
     for name in ("CONTRACT", "contract"):
         value = namespace.get(name)
         if isinstance(value, str) and value.upper() in ("A", "B"):
@@ -17,7 +17,7 @@ def declared_contract(namespace: Mapping[str, object]) -> "Contract | None":
 
 
 class ContractChoice:
-    """The contract of a run: declared, else seen in the first answer of ``is_valid_group``, else by what there is."""
+    """The contract of a run: declared, or inferred from the first answer of ``is_valid_group``, or from the hooks."""
 
     def __init__(self, declared: "Contract | None", *, has_validity: bool = False, has_transform: bool = False) -> None:
         self._fallback: Contract = "B" if has_transform else "A"
@@ -25,17 +25,17 @@ class ContractChoice:
 
     @property
     def decided(self) -> "Contract | None":
-        """The contract, or None while the first answer is awaited."""
+        """The contract; None until the first answer."""
         return self._decided
 
     @property
     def current(self) -> "Contract":
-        """The contract, or the likelier one while the first answer is awaited."""
+        """The contract; until the first answer, the likelier one."""
         return self._decided or self._fallback
 
     def observe(self, answer: object) -> None:
-        """Decide by an answer of ``is_valid_group``, unless already decided: a pair means A, a bool B."""
-        from forebay.hooks.answer_checks import is_truth  # half of what an inspection would load, which never asks
+        """Infer the contract from an answer of ``is_valid_group``, unless decided: a pair means A, a bool means B."""
+        from forebay.hooks.answer_checks import is_truth  # inspections do not need this, and it doubles their imports
 
         if self._decided is None and isinstance(answer, tuple | list):
             self._decided = "A"

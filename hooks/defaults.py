@@ -1,9 +1,8 @@
-"""The built-in behaviour. Each answer is given once, on columns: rewards, rollout ids, forks.
+"""The built-in behaviour, implemented once on columns: rewards, rollout ids, forks.
 
-Where nothing but the built-in behaviour is asked, ``judge`` and ``process`` answer for a whole group, and no body is
-decoded. Beside users' hooks ``Defaults`` is a plugin like any other, asked last: it takes the columns out of the items
-and puts the answers back. Numbers are those of slime's rollout buffer (contract A: the version of July 2025, B: that of
-2026).
+If all hooks are built in, ``judge`` and ``process`` answer for a whole group without decoding bodies. Together with
+users' hooks, ``Defaults`` is a plugin like any other, called last: it extracts the columns from the items and writes
+the answers back. The results equal those of slime's rollout buffer (contract A: the version of July 2025, B: 2026).
 """
 
 import copy
@@ -26,9 +25,9 @@ T = TypeVar("T")
 
 
 def judge(rewards: Sequence[object], sizes: Sizes, contract: Contract) -> Verdict:
-    """What ``is_valid_group`` answers. A: enough samples, and rewards that are not all equal. B: no slot is empty.
+    """Decide ``is_valid_group``. A: enough samples, and rewards that are not all equal. B: no slot is empty.
 
-    A short group that is not valid is not finished either: more samples may come.
+    An invalid group is never finished, because more samples may arrive.
     """
     if contract == "B":
         is_valid = len(rewards) >= sizes.group_size
@@ -45,11 +44,11 @@ def process(
     normaliser: Normaliser,
     reward_range: RewardRange | None = SLIME_REWARD_RANGE,
 ) -> Processed:
-    """What filter, normalise and pad make of a group (A), or transform (B).
+    """Filter, normalise and pad a group (A), or transform it (B).
 
-    The result is shared with other groups, and not to be changed.
+    The result is shared with other groups and must not be changed.
     """
-    # Forks of one rollout count together, so that the rewards alone would not say what becomes of them.
+    # Forks of one rollout count together, so the result depends on more than the rewards.
     ids, forks = group.rollout_ids, group.forks if any(group.forks) else []
     if not forks and (not any(ids) or len(set(ids)) == len(ids)):
         return _process_unrelated(tuple(group.rewards), sizes, contract, normaliser, reward_range)
@@ -64,7 +63,7 @@ def _process_unrelated(
     normaliser: Normaliser,
     reward_range: RewardRange | None,
 ) -> Processed:
-    # No two samples are of one rollout. Worth keeping: rewards of 0 and 1 come in few different orders.
+    # No two samples belong to one rollout. Worth caching, because rewards of 0 and 1 have few different orders.
     return _process(list(rewards), [], [], sizes, contract, normaliser, reward_range)
 
 
@@ -88,7 +87,7 @@ def _process(
     if num_kept < sizes.min_valid_item_size:
         return Processed([], num_kept, is_filtered=True, is_out_of_range=num_all >= sizes.min_valid_item_size)
     made = advantages.valid_advantages(rewards, rollout_ids, normaliser)
-    # Nothing to pad, as nearly always: every share would be scaled by 1.
+    # The usual case: nothing to pad, and every share would be scaled by 1.
     if num_kept == sizes.group_size:
         rows = [Row(n, made[place], rewards[place], None) for place, n in enumerate(kept)]
         return Processed(rows, num_kept, is_filtered=False)
@@ -103,9 +102,9 @@ def _picked(column: list[T], places: Sequence[int]) -> list[T]:
 
 
 def meta_info(num_groups: int, num_samples: int, rewards: Iterable[object]) -> dict[str, Any]:
-    """slime's ``meta_info`` without ``finished_groups``; ``reward_std`` is the population deviation.
+    """Return slime's ``meta_info`` without ``finished_groups``; ``reward_std`` is the population deviation.
 
-    Rewards that are not numbers are left out. Without any, the statistics are 0.
+    Rewards that are not numbers are left out. Without any numbers, the statistics are 0.
     """
     numbers = [float(reward) for reward in rewards if isinstance(reward, int | float) and advantages.is_number(reward)]
     return {
@@ -120,7 +119,7 @@ def meta_info(num_groups: int, num_samples: int, rewards: Iterable[object]) -> d
 
 
 class Defaults:
-    """Answers every read hook. Works on items with a body and on items that have only their index columns."""
+    """Implements every read hook, for items with a body and for items with index columns only."""
 
     def __init__(
         self,
@@ -134,13 +133,13 @@ class Defaults:
 
     @hookimpl(trylast=True)
     def get_group_data_meta_info(self, temp_data: dict[InstanceId, list[Item]]) -> dict[str, Any]:
-        """Counts of samples and groups, and the statistics of their rewards."""
+        """Return counts of samples and groups, and statistics of their rewards."""
         rewards = (item.get("reward") for items in temp_data.values() for item in items)
         return meta_info(len(temp_data), sum(map(len, temp_data.values())), rewards)
 
     @hookimpl(trylast=True)
     def is_valid_group(self, group: Group, group_size: int, min_valid_group_size: int) -> tuple[bool, bool]:
-        """A: enough samples, and rewards that are not all equal. B: as many samples as the group has slots."""
+        """Decide by contract. A: enough samples, and rewards that are not all equal. B: one sample per slot."""
         sizes = Sizes(group_size, min_valid_group_size, min_valid_item_size=0)
         verdict = judge([item.get("reward") for item in group[1]], sizes, self._choice.current)
         return verdict.is_valid, verdict.is_finished
@@ -156,7 +155,7 @@ class Defaults:
 
     @hookimpl(trylast=True)
     def normalize_group_data(self, group: Group) -> Group:
-        """Replace each reward by its advantage, as the run's normaliser says; as it was it goes to ``raw_reward``."""
+        """Replace each reward by its advantage under the run's normaliser, and keep the original in ``raw_reward``."""
         items = group[1]
         rewards = [item.get("reward") for item in items]
         rollout_ids, _ = columns_of(items)
@@ -170,8 +169,8 @@ class Defaults:
     def pad_group_data(self, group: Group, group_size: int) -> Group:
         """Scale rewards by ``group_size / kept`` and copy rows in arrival order until there are ``group_size``.
 
-        An original shares its reward equally with its copies: the sum over the rows is the sum over the kept ones,
-        scaled. Forks are neither counted nor copied.
+        An original shares its reward equally with its copies, so the sum over all rows is the scaled sum over the kept
+        rows. Forks are neither counted nor copied.
         """
         instance_id, items = group
         padding = Padding.of(*columns_of(items), group_size)
@@ -179,14 +178,14 @@ class Defaults:
             return group
         shares = padding.shares([item.get("reward") for item in items])
         for item, share in zip(items, shares, strict=True):
-            if "reward" in item:  # a user's filter may keep what has none
+            if "reward" in item:  # a user's filter may keep items without one
                 item["reward"] = share
-        # Each copy is a row of its own: a plugin behind this may change one and not the other.
+        # Deep copies, because a later plugin may change one row and not the other.
         return instance_id, items + [copy.deepcopy(items[place]) for place in padding.added]
 
     @hookimpl(trylast=True)
     def transform_group(self, group: Group) -> Group:
-        """Leave the group as it is."""
+        """Return the group unchanged."""
         return group
 
 
@@ -195,7 +194,7 @@ _foreign_ids: ContextVar[Collection[str]] = ContextVar("_foreign_ids", default=(
 
 @contextmanager
 def foreign_ids(rollout_ids: Collection[str]) -> Iterator[None]:
-    """Within this, items with one of these as ``rollout_id`` have none: their writers mean something else by it."""
+    """Inside this context, ignore these values of ``rollout_id``, which unregistered writers use differently."""
     token = _foreign_ids.set(rollout_ids)
     try:
         yield
@@ -204,7 +203,7 @@ def foreign_ids(rollout_ids: Collection[str]) -> Iterator[None]:
 
 
 def columns_of(items: Sequence[Item]) -> tuple[list[str], list[int]]:
-    """The rollout id of each item, and which fork of the rollout it is."""
+    """Return the rollout id of each item, and the number of its fork."""
     foreign = _foreign_ids.get()
     rollout_ids = [rollout_id(item.get("rollout_id")) for item in items]
     rollout_ids = ["" if rollout in foreign else rollout for rollout in rollout_ids] if foreign else rollout_ids

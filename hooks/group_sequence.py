@@ -1,4 +1,4 @@
-"""What a read asks of the hooks for one group, in its fixed order. The same in process and in the hook host."""
+"""The fixed order in which a read calls the hooks for one group."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _ROW = "row"
 
 @dataclass(slots=True)
 class Outcome:
-    """The items that a group became."""
+    """The items of a group after the hooks."""
 
     items: list[Item]
     num_kept: int
@@ -29,7 +29,7 @@ class Outcome:
 def index_items(
     instance_id: InstanceId, rewards: Sequence[float], rollout_ids: Sequence[str], forks: Sequence[int] = ()
 ) -> list[Item]:
-    """Items of the index columns only, for hooks that are all built in; ``row`` is the place of each."""
+    """Return items of index columns only, for use if all hooks are built in; ``row`` is each item's index."""
     columns = enumerate(zip_longest(rewards, rollout_ids or [""] * len(rewards), forks, fillvalue=0))
     return [
         {"instance_id": instance_id, "reward": reward, "rollout_id": rollout, "fork": fork, "messages": [], _ROW: row}
@@ -38,7 +38,7 @@ def index_items(
 
 
 def full_items(bodies: Sequence[bytes]) -> list[Item]:
-    """The samples as they were written; a reward of true or false as 1 or 0."""
+    """Decode samples. Rewards of true and false become 1 and 0."""
     return [_with_numbers(json.loads(body)) for body in bodies]
 
 
@@ -50,7 +50,7 @@ def _with_numbers(item: Item) -> Item:
 
 
 def uid_of(item: Item) -> str | None:
-    """The uid of an item as the buffer knows it; None where a user's hook has left none."""
+    """Return the uid of an item in the buffer's form; None if a user's hook left none."""
     uid = item.get("uid")
     try:
         return read_uid(uid) if isinstance(uid, str | int | float) and not isinstance(uid, bool) else None
@@ -59,7 +59,7 @@ def uid_of(item: Item) -> str | None:
 
 
 def foreign_ids(items: Sequence[Item], rollout_ids: Sequence[str]) -> frozenset[str]:
-    """What stands as ``rollout_id`` in items that have none as far as the buffer knows: it is their writer's."""
+    """Return values of ``rollout_id`` that the buffer does not know, because an unregistered writer set them."""
     written = (rollout_id(item.get("rollout_id")) for item in items)
     return frozenset(name for name, known in zip(written, rollout_ids, strict=False) if name and not known)
 
@@ -75,7 +75,7 @@ def process(
 ) -> Outcome:
     """Filter, normalise and pad (A), or transform (B). Raises ``HookFailed``.
 
-    What a filter of the file's own drops was meant to go (``has_own_filter``), whatever its reward.
+    With ``has_own_filter``, a filter of the file dropped the samples on purpose, whatever their reward.
     """
     if contract == "B":
         items = hooks.transform_group(group)[1]
@@ -95,14 +95,14 @@ def process(
 
 
 def index_rows(outcome: Outcome) -> Processed:
-    """The rows of an outcome of index items: each points to its sample."""
+    """Return the rows for index items, each pointing to its sample."""
     rows = [Row(item[_ROW], item["reward"], item.get("raw_reward"), None) for item in outcome.items]
     return Processed(rows, outcome.num_kept, outcome.is_filtered, outcome.is_out_of_range)
 
 
 def full_rows(outcome: Outcome, sources: Sequence[str | None], hook: str) -> Processed:
-    """The rows of full items, encoded. ``sources`` are the samples' uids; ``hook`` is blamed for what is not JSON."""
-    # A user's hook may have reordered, copied or made items: the uid says which sample each comes from.
+    """Return encoded rows of full items. ``sources`` are the samples' uids; errors in the encoding name ``hook``."""
+    # A user's hook may have reordered, copied or created items, so the uid identifies an item's sample.
     order = {uid: row for row, uid in enumerate(sources) if uid is not None}
     rows = [_full_row(_with_numbers(item), order, hook) for item in outcome.items]
     return Processed(rows, outcome.num_kept, outcome.is_filtered, outcome.is_out_of_range)
@@ -116,6 +116,6 @@ def _full_row(item: Item, order: dict[str, int], hook: str) -> Row:
 
 
 def last_outside(implementations: dict[str, list[str]], contract: Contract) -> str | None:
-    """The last hook of a contract that is not answered by the built-in behaviour alone, None if there is none."""
+    """Return the last hook of a contract with an implementation besides the built-in one; None if there is none."""
     outside = [hook for hook in CONTRACT_HOOKS[contract] if implementations[hook] != [BUILT_IN]]
     return outside[-1] if outside else None

@@ -1,6 +1,6 @@
-"""The hook host: the child process in which a run's generator file and the installed plugins answer.
+"""The hook host: the child process that runs the hooks of a run's generator file and of installed plugins.
 
-It ends when its parent hangs up, and with its parent.
+It ends when its parent closes the connection or dies.
 """
 
 import copy
@@ -31,19 +31,19 @@ class Completer:
         self._runner: Runner | None = None
 
     def __call__(self, answer: Any) -> Any:
-        """``answer``, or what it yields when awaited."""
+        """Return ``answer``, or its result if it is awaitable."""
         if not inspect.isawaitable(answer):
             return answer
         if self._runner is None:
-            import asyncio  # a third of what a host loads, and most hooks are plain functions
+            import asyncio  # a third of a host's imports, and most hooks are plain functions
 
-            # One loop for all calls: a client that a hook keeps open is bound to the loop that opened it.
+            # One loop for all calls, because a client that a hook keeps open is bound to its loop.
             self._runner = asyncio.Runner()
-        # A runner takes coroutines only, and a hook may return a future or an object of its own.
+        # A runner accepts only coroutines, but a hook may return any awaitable.
         return self._runner.run(_awaited(answer))
 
     def close(self) -> None:
-        """Cancel what still runs and close the loop."""
+        """Cancel running tasks and close the loop."""
         if self._runner is not None:
             self._runner.close()
 
@@ -53,7 +53,7 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 
 class Host:
-    """Answers requests, one at a time."""
+    """Answers requests one at a time."""
 
     def __init__(self, setup: host_messages.Setup, server: ParentLink[host_messages.ToHost]) -> None:
         self._server = server
@@ -76,13 +76,13 @@ class Host:
         self._has_own_filter = any(who.startswith("file ") for who in self._implementations["filter_item"])
 
     def hello(self) -> host_messages.Hello:
-        """What was loaded."""
+        """Return the message that describes the loaded hooks."""
         return host_messages.Hello(self._implementations, self._choice.decided)
 
     def serve(self) -> None:
-        """Answer until the server closes its end."""
+        """Answer requests until the server closes the connection."""
         for request in self._requests():
-            # The server forgets the last name with each request, and wants to be given the first one anew.
+            # The server forgets the last hook with each request, so the first hook must be announced again.
             self._asked = ""
             try:
                 reply = self._answer(request)
@@ -97,7 +97,7 @@ class Host:
                 yield self._server.receive()
 
     def _announce(self, hook: str) -> None:
-        # A filter is asked once for each item: one announcement is enough.
+        # Announced once per run of equal hooks, because a filter is called for each item.
         if hook != self._asked:
             self._asked = hook
             self._server.send(host_messages.Asking(hook))
@@ -114,7 +114,7 @@ class Host:
                 self._hooks.notify(request.event, json.loads(request.payload))
                 return host_messages.Notified()
             case host_messages.Setup():
-                raise answer_checks.failure("setup", "the host is set up already")
+                raise answer_checks.failure("setup", "the host is already set up")
 
     def _judge(self, request: host_messages.Judge) -> host_messages.Judged:
         verdict = self._hooks.is_valid_group(_group(request), Sizes(*request.sizes))
@@ -123,7 +123,7 @@ class Host:
     def _process(self, request: host_messages.Process) -> host_messages.Rows:
         group, sizes = _group(request), Sizes(*request.sizes)
         contract = self._contract_for(group, sizes)
-        # Read before users' hooks get the items, which they may change.
+        # Read first, because users' hooks may change the items.
         uids = [group_sequence.uid_of(item) for item in group[1]]
         with defaults.foreign_ids(group_sequence.foreign_ids(group[1], request.rollout_ids)):
             outcome = group_sequence.process(
@@ -132,7 +132,7 @@ class Host:
         if request.bodies is None:
             done = group_sequence.index_rows(outcome)
         else:
-            # Items that are not plain JSON show only here: the last user's hook is the one that let them pass.
+            # Items that are not plain JSON are noticed only here: the last user's hook let them pass.
             culprit = group_sequence.last_outside(self._implementations, contract) or self._asked
             done = group_sequence.full_rows(outcome, uids, culprit)
         return host_messages.Rows(
@@ -140,9 +140,9 @@ class Host:
         )
 
     def _contract_for(self, group: Group, sizes: Sizes) -> Contract:
-        """The contract. When a salvaged group comes before any was judged, ``is_valid_group`` is asked to learn it."""
+        """Return the contract. If a salvaged group arrives before any verdict, calls ``is_valid_group`` to learn it."""
         if self._choice.decided is None:
-            # Users' hooks may change what they are given, and this group is needed once more.
+            # Copied, because users' hooks may change the group, which is still needed.
             self._hooks.is_valid_group(copy.deepcopy(group), sizes)
         return self._choice.current
 
@@ -155,15 +155,15 @@ class Host:
 
 
 def failure_message(error: HookFailed) -> host_messages.Failed:
-    """``error`` as a message."""
-    # Half a surrogate pair, in a text of the user's, is no UTF-8 and would not travel.
+    """Convert ``error`` to a message."""
+    # Lone surrogates in users' texts cannot be sent as UTF-8.
     parts = (error.hook, error.message.removeprefix(f"hook {error.hook} failed: "), error.traceback)
     return host_messages.Failed(*(part.encode(errors="backslashreplace").decode() for part in parts))
 
 
 def main() -> None:
-    """Set up, say hello, serve."""
-    # While a hook is busy nobody reads the socket, and its end would go unseen: the kernel ends the process then.
+    """Set up the host, report its hooks, and serve requests."""
+    # A busy host does not notice a closed socket, so the link also makes the kernel end it with its parent.
     server = ParentLink[host_messages.ToHost](sys.argv[1:], host_messages.ToHost)
     setup = server.receive()
     assert isinstance(setup, host_messages.Setup)

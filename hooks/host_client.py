@@ -1,4 +1,4 @@
-"""The server's end of a hook host: starts it, asks it, kills it at the time limit, starts another."""
+"""The server's side of a hook host: starts the host, sends requests, and kills and replaces it at the time limit."""
 
 import asyncio
 import contextlib
@@ -23,10 +23,10 @@ MAX_WAIT_S = 60.0
 
 
 class StartFailures:
-    """The last failure to set up a host, which would repeat itself for every group, and slowly.
+    """Remembers the last failure to set up a host, so that not every group has to wait for the same failure.
 
-    It is remembered for a time that doubles with each further one, from 1 s to a minute: what was missing may be there
-    by the next try.
+    The time until the next attempt doubles with each failure, from 1 s to a minute. What was missing may be there by
+    then.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -36,24 +36,24 @@ class StartFailures:
         self._until_s = 0.0
 
     def check(self) -> None:
-        """Raise the last failure while it is too early for another try."""
+        """Raise the last failure if it is too early for another attempt."""
         if self._error is not None and self._now_s() < self._until_s:
-            # A copy: each raise adds its own traceback, and this error is raised for every group.
+            # A copy, because each raise adds to the traceback, and this error is raised for every group.
             raise copy.copy(self._error)
 
     def note(self, error: HookFailed) -> None:
-        """A start failed."""
+        """Note a failed start."""
         self._error = error
         self._until_s = self._now_s() + self._pause.next_s()
 
     def clear(self) -> None:
-        """A start succeeded."""
+        """Note a successful start."""
         self._error = None
         self._pause.reset()
 
 
 _KEPT_OF_FAILURE = 64 << 10
-"""Characters of each text about a failed hook: they are journalled with its group."""
+"""Characters kept of each text about a failed hook, because these are journalled with its group."""
 _CLOSE_GRACE_S = 2.0
 _STANDARD_ERROR = 2
 
@@ -61,10 +61,10 @@ T = TypeVar("T")
 
 
 class HostClient:
-    """One hook host at a time, one request at a time.
+    """Runs one hook host and one request at a time.
 
-    A request that has begun goes on when its caller is cancelled: its answer is dropped, the host stays usable. A host
-    that could not be set up is left alone for a while; until then each request gets the same failure at once.
+    If a caller is cancelled, its request still completes and the answer is dropped, so that the host stays usable.
+    After a failed set-up, requests fail at once with the same error until the next attempt is due.
     """
 
     def __init__(
@@ -91,25 +91,25 @@ class HostClient:
         self._refusal: ForebayError | None = None
         self._refusable: set[asyncio.Task[Any]] = set()
         self.hello: host_messages.Hello | None = None
-        """What the host last said of itself; None until it has been started once."""
+        """The host's last report about itself; None until the first start."""
 
     async def ready(self, *, is_refusable: bool = False) -> host_messages.Hello:
-        """Start the host unless one runs. Raises ``HookFailed`` when it cannot be set up."""
+        """Start the host unless it is running. Raises ``HookFailed`` if it cannot be set up."""
         work = self._start_locked()
         return await self._shielded(self._refusably(work) if is_refusable else work)
 
     async def ask(
         self, request: host_messages.Request, hook: str, *, is_refusable: bool = False
     ) -> host_messages.Reply:
-        """Send a request to a running host. Raises ``HookFailed``; ``hook`` is named if none was asked until then."""
+        """Send a request to a running host. Raises ``HookFailed``, naming ``hook`` if the host has announced none."""
         work = self._ask_locked(request, hook)
         return await self._shielded(self._refusably(work) if is_refusable else work)
 
     @contextlib.contextmanager
     def refuse(self, error: ForebayError) -> Iterator[None]:
-        """Within this, whoever asks, or has asked, and is refusable gets ``error`` at once; a busy host is killed."""
+        """Inside this context, all current and new refusable requests raise ``error`` at once. Kills a busy host."""
         self._refusal = error
-        # Those that wait for the lock are cancelled as well: they would begin as soon as the busy one is gone.
+        # Waiting requests are cancelled as well: they would start as soon as the busy host is gone.
         for task in self._refusable:
             task.cancel()
         try:
@@ -118,14 +118,14 @@ class HostClient:
             self._refusal = None
 
     def decide(self, contract: str | None) -> None:
-        """Keep the contract that an answer has shown, so that a host started later knows it."""
+        """Keep the contract that an answer has shown, for hosts started later."""
         if contract is not None:
             self._setup = msgspec.structs.replace(self._setup, contract=contract)
             if self.hello is not None:
                 self.hello = msgspec.structs.replace(self.hello, contract=contract)
 
     async def close(self) -> None:
-        """End the host: it may finish for two seconds, then it is killed with all that it started."""
+        """End the host. It is killed with all its children after two seconds."""
         await self._tasks.cancel()
         if self._child is not None:
             self._child.hang_up()
@@ -134,12 +134,12 @@ class HostClient:
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
         task = self._tasks.start(work)
         task.add_done_callback(_seen)
-        # Broken off in the middle, a request would cost the host: it goes on without its caller.
+        # Shielded: an interrupted request would require a new host, so it completes without its caller.
         return await asyncio.shield(task)
 
     async def _refusably(self, work: Coroutine[Any, Any, T]) -> T:
         if self._refusal is not None:
-            # Python warns of a coroutine that nobody awaits.
+            # Closed, because Python warns about coroutines that are never awaited.
             work.close()
             raise copy.copy(self._refusal)
         task = asyncio.current_task()
@@ -148,7 +148,7 @@ class HostClient:
         try:
             return await work
         except asyncio.CancelledError:
-            # Cancelled by ``close`` then, and not by ``refuse``.
+            # In this case ``close`` cancelled it, not ``refuse``.
             if self._refusal is None:
                 raise
             raise copy.copy(self._refusal) from None
@@ -209,7 +209,7 @@ class HostClient:
                 os.close(self._output.writer)
 
     async def _end(self, grace_s: float = 0.0) -> None:
-        """See to it that there is no host, and that all it printed is kept."""
+        """End the host, if there is one, and store all of its output."""
         if self._child is not None:
             await self._child.end(grace_s)
         if self._output is not None:
@@ -217,12 +217,12 @@ class HostClient:
         self._child = self._output = None
 
     async def _reply(self, kind: type[T], limit_s: float, hook: str) -> T:
-        """The answer of the host; if it takes longer than ``limit_s``, or dies, it is killed and a hook is blamed."""
+        """Wait for the host's answer. A host that times out or dies is killed, and the hook's name is reported."""
         assert self._child is not None
-        asked = hook  # whom to blame until the host names the hook that it is calling
+        asked = hook  # reported unless the host announces the hook that it calls
         try:
             async with asyncio.timeout(limit_s):
-                # Announcements come before the reply, as many as hooks are called.
+                # The host sends announcements of hooks before the reply.
                 while isinstance(message := await self._child.receive(), host_messages.Asking):
                     asked = message.hook[:_KEPT_OF_FAILURE]
         except TimeoutError:
@@ -236,18 +236,18 @@ class HostClient:
             await self._end()
             raise answer_checks.failure(asked, f"its process died ({ended})") from None
         except asyncio.CancelledError:
-            # A host in the middle of a request cannot be asked anything else: its answer would be taken for the next.
+            # A host that still works on this request is unusable: its answer would be mistaken for the next.
             await self._end()
             raise
         if isinstance(message, host_messages.Failed):
             raise HookFailed(*(text[-_KEPT_OF_FAILURE:] for text in (message.hook, message.message, message.traceback)))
         if not isinstance(message, kind):
             await self._end()
-            raise answer_checks.failure(asked, "its process spoke out of turn")
+            raise answer_checks.failure(asked, f"its process sent an unexpected {type(message).__name__}")
         return message
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
-    # Nobody may be waiting for it any more, and asyncio complains of errors at which nobody looked.
+    # The caller may be gone, and asyncio warns about exceptions that were never retrieved.
     if not task.cancelled():
         task.exception()

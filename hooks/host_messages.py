@@ -1,6 +1,6 @@
-"""What server and hook host say to each other, over ``forebay.core.processes``.
+"""Messages between server and hook host, sent over ``forebay.core.processes``.
 
-Bodies, ids and whatever users' hooks answer travel as JSON bytes inside, which msgpack does not look into.
+Bodies, ids and the answers of users' hooks are sent as JSON bytes, which msgpack does not decode.
 """
 
 import msgspec
@@ -22,7 +22,7 @@ class Setup(msgspec.Struct, tag="setup"):
 
 
 class AboutGroup(msgspec.Struct):
-    """What is asked about one group. Without bodies, about index items. ``sizes`` are the fields of ``Sizes``."""
+    """A request about one group. Without bodies, it is about index items. ``sizes`` are the fields of ``Sizes``."""
 
     instance_id: bytes
     rewards: list[float]
@@ -33,41 +33,41 @@ class AboutGroup(msgspec.Struct):
 
 
 class Judge(AboutGroup, tag="judge"):
-    """Ask ``is_valid_group``."""
+    """Requests a call of ``is_valid_group``."""
 
 
 class Process(AboutGroup, tag="process"):
-    """Ask for the rows of a group."""
+    """Requests the rows of a group."""
 
 
 class MetaInfo(msgspec.Struct, tag="meta_info"):
-    """Ask ``get_group_data_meta_info`` about these groups: instance ids and bodies."""
+    """Requests a call of ``get_group_data_meta_info`` with these groups, each as its instance id and bodies."""
 
     groups: list[tuple[bytes, list[bytes]]]
 
 
 class Notify(msgspec.Struct, tag="notify"):
-    """Tell of an event; ``payload`` is a JSON object."""
+    """Notifies of an event; ``payload`` is a JSON object."""
 
     event: str
     payload: bytes
 
 
 class Hello(msgspec.Struct, tag="hello"):
-    """The host is ready: hook → who implements it, and the contract as far as it is known."""
+    """The host is ready: the implementers of each hook, and the contract if known."""
 
     implementations: dict[str, list[str]]
     contract: Contract | None
 
 
 class Asking(msgspec.Struct, tag="asking"):
-    """A hook is about to be called: whom to name if nothing more is heard."""
+    """A hook is about to be called. Its name is reported if the host then dies or times out."""
 
     hook: str
 
 
 class Judged(msgspec.Struct, tag="judged"):
-    """The verdict, and the contract as far as it is known."""
+    """The verdict, and the contract if known."""
 
     is_valid: bool
     is_finished: bool
@@ -75,7 +75,7 @@ class Judged(msgspec.Struct, tag="judged"):
 
 
 class Rows(msgspec.Struct, tag="rows"):
-    """The rows of a group, and the contract as far as it is known."""
+    """The rows of a group, and the contract if known."""
 
     rows: list[Row]
     num_kept: int
@@ -85,7 +85,7 @@ class Rows(msgspec.Struct, tag="rows"):
 
 
 class Described(msgspec.Struct, tag="described"):
-    """The meta info, as JSON."""
+    """The meta info as JSON."""
 
     meta_info: bytes
 

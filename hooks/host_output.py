@@ -1,4 +1,4 @@
-"""What a hook host prints, on its way into a file that is limited in size."""
+"""Output of a hook host, written to a file of limited size."""
 
 import asyncio
 import os
@@ -10,15 +10,15 @@ from forebay.core.files import make_folder
 from forebay.telemetry.output_file import OutputFile
 
 LIMIT_BYTES = 32 << 20
-"""What is kept where nobody says otherwise."""
+"""Default size limit of the file."""
 BYTES_PER_S = 32 << 20
-"""What is taken of a host that prints without end; it waits for the rest, as for any slow terminal."""
+"""Maximum rate of reading a host's output. A host that prints more blocks, as on a slow terminal."""
 DRAIN_S = 1.0
-"""How long the end of the output is waited for, which a process that left the host's session may hold back."""
+"""Wait for the end of the output, which a process outside the host's session may hold back."""
 
 
 class HostOutput(asyncio.Protocol):
-    """The reading end of a pipe; ``writer`` is the other one, for the host. Close that once the host has it."""
+    """The reading end of a pipe. ``writer`` is the host's end: close it once the host has it."""
 
     def __init__(self, file: OutputFile) -> None:
         self.writer = -1
@@ -29,7 +29,7 @@ class HostOutput(asyncio.Protocol):
 
     @classmethod
     async def open(cls, path: Path, limit_bytes: int) -> Self:
-        """Open the file, in a folder that is made, and a pipe. Raises OSError."""
+        """Create the folder, open the file and create a pipe. Raises OSError."""
         make_folder(path.parent)
         output = cls(OutputFile(path, limit_bytes))
         reader, output.writer = os.pipe()
@@ -37,7 +37,7 @@ class HostOutput(asyncio.Protocol):
         return output
 
     async def close(self) -> None:
-        """Take what is still there once everybody has gone who could add to it, and close the file."""
+        """Read the rest of the output once its writers are gone, and close the file."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), DRAIN_S)
         self._transport.close()
@@ -53,9 +53,9 @@ class HostOutput(asyncio.Protocol):
         self._left_bytes -= len(data)
         if self._left_bytes <= 0:
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_later(1.0, self._go_on)
+            asyncio.get_running_loop().call_later(1.0, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._left_bytes = BYTES_PER_S
         if not self._transport.is_closing():
             self._transport.resume_reading()

@@ -1,4 +1,4 @@
-"""The hooks as a typed object: one method per hook, answers checked, failures attributed."""
+"""Typed access to hooks: one method per hook, with checked answers and attributed failures."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -12,22 +12,22 @@ from forebay.hooks import answer_checks, specs
 from forebay.hooks.types import Group, Item, Sizes, Verdict
 
 BUILT_IN = "built-in"
-"""The name under which the default behaviour is registered."""
+"""Name of the registered default behaviour."""
 
 
 def as_it_is(answer: Any) -> Any:
-    """The ``complete`` of hooks among which there are no coroutines."""
+    """Return ``answer`` unchanged: the default ``complete``, for hooks that are not coroutines."""
     return answer
 
 
 def unheard(_hook: str) -> None:
-    """The ``on_ask`` of nobody."""
+    """Do nothing: the default ``on_ask``."""
 
 
 class HookManager:
-    """A facade over one pluggy manager, for one task type. A hook that does wrong raises ``HookFailed`` here.
+    """Wraps a pluggy manager for one task type. Raises ``HookFailed`` if a hook fails or returns an invalid answer.
 
-    ``complete`` waits for coroutines that plugins return; ``on_ask`` hears the name of each hook before it is asked.
+    ``complete`` waits for coroutines that plugins return. ``on_ask`` is called with each hook's name before the hook.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class HookManager:
         self._plugins.add_hookspecs(specs)
 
     def register(self, plugin: object, name: str) -> None:
-        """Add a plugin; the one added last is asked first. Raises ``ValueError`` if it implements what is no hook."""
+        """Add a plugin; the last one added is called first. Raises ``ValueError`` if it implements an unknown hook."""
         self._plugins.register(plugin, name)
-        # Without it a marked function that is no hook would just never be asked.
+        # Without this, a marked function that is not a hook would silently never be called.
         self._plugins.check_pending()
 
     def get_group_data_meta_info(self, temp_data: dict[InstanceId, list[Item]]) -> dict[str, Any]:
-        """Describe what arrived."""
+        """Return the ``meta_info`` of a reply."""
         hook = "get_group_data_meta_info"
         return answer_checks.check_object(hook, self._ask(hook, temp_data=temp_data))
 
@@ -61,12 +61,12 @@ class HookManager:
         return answer_checks.check_truth("filter_item", self._ask("filter_item", item=item))
 
     def normalize_group_data(self, group: Group) -> Group:
-        """Turn rewards into what is trained on."""
+        """Turn rewards into training values."""
         hook = "normalize_group_data"
         return answer_checks.check_group(hook, self._ask(hook, group=group), group[0])
 
     def pad_group_data(self, group: Group, group_size: int) -> Group:
-        """Bring the group to ``group_size`` rows."""
+        """Pad the group to ``group_size`` rows."""
         hook = "pad_group_data"
         return answer_checks.check_group(hook, self._ask(hook, group=group, group_size=group_size), group[0])
 
@@ -76,28 +76,28 @@ class HookManager:
         return answer_checks.check_group(hook, self._ask(hook, group=group), group[0])
 
     def notify(self, event: str, payload: Mapping[str, Any]) -> None:
-        """Tell every implementation of a notification. What the hook names and ``payload`` lacks is None."""
+        """Call every implementation of a notification. Arguments that ``payload`` lacks are None."""
         wanted = inspect.signature(getattr(specs, event)).parameters
         self._ask(event, **{name: payload.get(name) for name in wanted if name != "task_type"})
 
     def implementations(self) -> dict[str, list[str]]:
-        """Hook → the names of the plugins that implement it, the one asked first in front."""
+        """Return the names of the plugins that implement each hook, in call order."""
         return {hook: self._implementers(hook) for hook in specs.READ_HOOKS + specs.NOTIFICATIONS}
 
     def _implementers(self, hook: str) -> list[str]:
         found = getattr(self._plugins.hook, hook).get_hookimpls()
-        # pluggy lists first who is asked last.
+        # pluggy lists the last one called first.
         return [implementation.plugin_name for implementation in reversed(found)]
 
     def _ask(self, hook: str, **arguments: object) -> Any:
         self._on_ask(hook)
         try:
             answer = getattr(self._plugins.hook, hook)(task_type=self._task_type, **arguments)
-            # Of a notification pluggy returns a list, the answers of all; of other hooks the first that is not None.
+            # pluggy returns all answers as a list for notifications, and the first that is not None for other hooks.
             if hook in specs.NOTIFICATIONS:
                 return [self._complete(part) for part in answer]
             return self._complete(answer)
         except HookFailed:
             raise
-        except BaseException as error:  # noqa: BLE001  a user's SystemExit, too, costs one group and not the host
+        except BaseException as error:  # noqa: BLE001  even a user's SystemExit fails one group and not the host
             raise answer_checks.raised(hook, error) from None

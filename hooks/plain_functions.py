@@ -1,4 +1,4 @@
-"""Plain functions of a generator file, as slime knows them, turned into a plugin: bound by position."""
+"""Conversion of a generator file's plain functions, in slime's style, to a plugin with positional arguments."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ Complete = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Adapted:
-    """A generator file as a plugin, and the contract that it follows."""
+    """A generator file as a plugin, and its contract."""
 
     plugin: object
     choice: ContractChoice
 
 
 def adapt(namespace: Mapping[str, Any], *, task_type: str, contract: Contract | None, complete: Complete) -> Adapted:
-    """Make a plugin of the hooks in ``namespace``, for ``task_type`` only.
+    """Make a plugin from the hooks in ``namespace``, for ``task_type`` only.
 
-    ``contract`` is what the payload declares; without it the file's own word counts, then its answers. ``complete``
-    waits for what coroutine functions return. Functions marked with ``hookimpl`` are bound by name, as in any plugin.
+    ``contract`` is declared by the payload; without it, the file's declaration counts, then its answers. ``complete``
+    waits for results of coroutine functions. Functions marked with ``hookimpl`` are bound by name, as in any plugin.
     """
     found = {name: namespace[name] for name in READ_HOOKS if callable(namespace.get(name))}
     choice = ContractChoice(
@@ -48,7 +48,7 @@ def adapt(namespace: Mapping[str, Any], *, task_type: str, contract: Contract | 
 
 @dataclass(frozen=True)
 class _Call:
-    """One plain function. It always answers: None is no "no opinion" here, but a forgotten ``return``."""
+    """One plain function. It must answer: None means a forgotten ``return`` here, not "no opinion"."""
 
     hook: str
     function: Callable[..., Any]
@@ -57,7 +57,7 @@ class _Call:
 
     def __call__(self, *arguments: object) -> Any:
         answer = self.complete(self.function(*arguments))
-        # slime takes it for false.
+        # slime treats None as false.
         if answer is None and self.hook == "filter_item":
             return False
         if answer is None:
@@ -74,7 +74,7 @@ def _bind(hook: str, call: _Call, choice: ContractChoice) -> object:
 def _bind_meta_info(call: _Call) -> object:
     @hookimpl
     def get_group_data_meta_info(temp_data: dict[InstanceId, list[Item]], task_type: str) -> Any:
-        # None is pluggy's "no opinion": the next plugin is asked.
+        # For pluggy, None means "no opinion", and the next plugin is called.
         return call(temp_data) if task_type == call.task_type else None
 
     return get_group_data_meta_info
@@ -84,7 +84,7 @@ def _bind_validity(call: _Call, choice: ContractChoice) -> object:
     def ask(group: Group, sizes: Mapping[Contract, int], task_type: str) -> Any:
         assumed = choice.current
         answer = call(group, sizes[assumed], task_type)
-        # The first answer may show that the file follows the other contract, which passes another number: ask again.
+        # If the first answer shows the other contract, which passes another number, the function is called again.
         choice.observe(answer)
         if choice.current == assumed or sizes["A"] == sizes["B"]:
             return answer
@@ -103,9 +103,9 @@ def _bind_validity(call: _Call, choice: ContractChoice) -> object:
 
 def _check_form(answer: object, contract: Contract) -> None:
     if contract == "A" and not isinstance(answer, tuple | list):
-        raise misanswer("is_valid_group", answer, "(is_valid, is_finished), as contract A has it")
+        raise misanswer("is_valid_group", answer, "(is_valid, is_finished), as in contract A")
     if contract == "B" and not is_truth(answer):
-        raise misanswer("is_valid_group", answer, "a bool, as contract B has it")
+        raise misanswer("is_valid_group", answer, "a bool, as in contract B")
 
 
 def _bind_filter(call: _Call) -> object:

@@ -1,4 +1,4 @@
-"""Loading users' code: the generator file under its own name, and the installed plugins. Only a hook host does this."""
+"""Loading of users' code in a hook host: the generator file under its own name, and the installed plugins."""
 
 import importlib.util
 import os
@@ -21,14 +21,14 @@ from forebay.hooks.types import Contract
 
 
 def installed_plugins() -> list[EntryPoint]:
-    """The entry points of the group ``forebay``, from metadata alone, one per name."""
-    # Installing a package changes its folder.
+    """Return the entry points of the group ``forebay``, one per name, from metadata alone."""
+    # Keyed by modification times, because installing a package changes its folder.
     return _read_plugins(tuple((path, os.stat(path).st_mtime_ns) for path in sys.path if os.path.isdir(path)))
 
 
 @lru_cache(maxsize=1)
 def _read_plugins(_: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
-    # Reading the metadata of every installed package takes milliseconds, and each run asks.
+    # Cached: reading the metadata of every installed package takes milliseconds, and each run needs it.
     return list({point.name: point for point in entry_points(group=PROJECT)}.values())
 
 
@@ -44,9 +44,9 @@ def load_hooks(
     loads_plugins: bool,
     complete: Callable[[Any], Any],
 ) -> ContractChoice:
-    """Fill ``manager`` and return the contract. Raises ``HookFailed`` that names what could not be loaded.
+    """Fill ``manager`` and return the contract. Raises ``HookFailed`` with the name of what could not be loaded.
 
-    Registered last means asked first: plugins before the generator file, the built-in behaviour after both.
+    Plugins are called before the generator file, and the built-in behaviour after both.
     """
     sys.path += python_path
     choice = ContractChoice(contract)
@@ -56,7 +56,7 @@ def load_hooks(
             adapted = adapt(namespace, task_type=task_type, contract=contract, complete=complete)
             choice = adapted.choice
             manager.register(adapted.plugin, f"file {module_path.name}")
-    # What is registered last is asked first: plugins go before the generator file.
+    # Registered later, so that plugins are called before the generator file.
     for point in installed_plugins() if loads_plugins else []:
         with _blamed(f"plugin {point.name}"):
             manager.register(point.load(), f"plugin {point.name}")
@@ -65,15 +65,15 @@ def load_hooks(
 
 
 def _import_file(path: Path) -> Any:
-    """Import ``path`` under its stem, so that classes in it pickle; a stem that is taken gets a prefix."""
-    # The file may import modules that lie beside it.
+    """Import ``path`` under its stem, so that its classes can be pickled; a stem in use gets a prefix."""
+    # The file may import modules from its folder.
     sys.path.insert(0, str(path.parent))
     name = path.stem if path.stem not in sys.modules else f"generator_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    # Before it is executed: dataclasses look their module up there, and so does pickle.
+    # Before it is executed, because dataclasses and pickle look up their module there.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

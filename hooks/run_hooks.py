@@ -1,4 +1,4 @@
-"""What the buffer holds: the hooks of one run, wherever they are answered."""
+"""The buffer's interface to the hooks of one run, built-in or in a hook host."""
 
 import asyncio
 import json
@@ -26,22 +26,21 @@ _GROUP_HOOKS = ("is_valid_group", *CONTRACT_HOOKS["A"], *CONTRACT_HOOKS["B"])
 _NOTIFY_GRACE_S = 5.0
 _MAX_NOTIFICATIONS = 1_000
 _MAX_META_BYTES = 16 << 20
-"""Of meta info as JSON, which is decoded in one piece on the loop."""
+"""Maximum size of meta info as JSON, because the event loop decodes it in one piece."""
 
 logger = logging.getLogger(__name__)
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class HookRunner:
-    """The hooks of one run. Built-in behaviour is answered in process; everything else in one hook host, started when
-    first needed.
+    """The hooks of one run. Built-in hooks run in this process; one hook host, started when needed, runs all others.
 
-    ``user_hooks`` are the hooks that the generator file at ``module_path`` has (see ``check_hooks``); without any,
-    the file is not loaded. ``python_path`` goes behind the host's. ``contract`` is what the payload or the file
-    declares, ``normaliser`` what the built-in ``normalize_group_data`` goes by, ``reward_range`` which rewards built-in
-    hooks keep (None: every finite one). One request to the host may take ``time_limit_s``, loading it
-    ``start_limit_s``. What hooks print goes to ``log_path``, which keeps the newest ``log_limit_bytes``, else to
-    standard error. A host whose answer is longer than ``max_answer_bytes`` is killed.
+    ``user_hooks`` are the hooks of the generator file at ``module_path`` (see ``check_hooks``); without any, the file
+    is not loaded. ``python_path`` is appended to the host's. ``contract`` is declared by the payload or the file.
+    ``normaliser`` selects the formula of the built-in ``normalize_group_data``. ``reward_range`` limits the rewards
+    that built-in hooks keep (None: every finite one). A request to the host may take ``time_limit_s``, its start
+    ``start_limit_s``. Output of hooks goes to ``log_path``, which keeps the newest ``log_limit_bytes``, or to standard
+    error. A host with an answer above ``max_answer_bytes`` is killed.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class HookRunner:
         log_limit_bytes: int = LIMIT_BYTES,
         max_answer_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        # A file without hooks is never loaded into a host: it may import torch, which takes seconds.
+        # A file without hooks is never loaded into a host, because it may import torch, which takes seconds.
         self._file = module_path if user_hooks else None
         self._user_hooks = frozenset(user_hooks)
         self._plugins = [point.name for point in installed_plugins()] if plugins else []
@@ -91,23 +90,23 @@ class HookRunner:
         await self._host.close()
 
     def refuse(self, error: ForebayError) -> AbstractContextManager[None]:
-        """Within this, ``judge``, ``process`` and ``meta_info`` raise ``error`` at once where users' code would answer.
+        """Inside this context, ``judge``, ``process`` and ``meta_info`` raise ``error`` where users' code would answer.
 
-        Those that have begun do so as well: nobody wants their answers any more. Everything else goes on.
+        Calls in progress also raise it at once, because their answers are no longer needed. Everything else continues.
         """
         return self._host.refuse(error)
 
     @property
     def contract(self) -> Contract | None:
-        """The contract in force; None while the generator file's first answer is awaited."""
+        """The current contract; None until the generator file's first answer."""
         if self._host.hello is not None:
             return self._host.hello.contract
         return None if "is_valid_group" in self._user_hooks else self._choice.decided
 
     def in_host(self, stage: Stage) -> bool:
-        """Whether anything but the built-in behaviour may answer at ``stage``. "judge" and "process" go together.
+        """Whether anything but the built-in hooks may answer at ``stage``. "judge" and "process" are treated alike.
 
-        Installed plugins count until the host has been started and said what they implement.
+        Until the host has started and reported their hooks, installed plugins count as implementing all hooks.
         """
         if self._file is None and not self._plugins:
             return False
@@ -115,24 +114,24 @@ class HookRunner:
         return any(self._is_outside(hook) for hook in hooks)
 
     def implementations(self) -> dict[str, list[str]]:
-        """Hook → who answers, the one asked first in front: "plugin NAME", "file NAME", "built-in".
+        """Return the implementers of each hook in call order: "plugin NAME", "file NAME", "built-in".
 
-        What a plugin implements is not known before the host was started.
+        Plugins are included only once the host has started.
         """
         if self._host.hello is not None:
             return self._host.hello.implementations
         return {hook: self._expected(hook) for hook in READ_HOOKS + NOTIFICATIONS}
 
     async def judge(self, group: HookInput, sizes: Sizes) -> Verdict:
-        """Ask ``is_valid_group``. Raises ``HookFailed``.
+        """Call ``is_valid_group``. Raises ``HookFailed``.
 
-        Slots whose samples failed are not counted in ``sizes``: hooks cannot ask for them.
+        ``sizes`` excludes slots whose samples failed, because hooks do not see those samples.
         """
         if not self.in_host("judge"):
             return defaults.judge(group.rewards, sizes, self._choice.current)
         hook = "is_valid_group"
         await self._host.ready(is_refusable=True)
-        # Where only later hooks are the user's, the columns are enough to judge by.
+        # If only later hooks are the user's, the columns are enough for the verdict.
         bodies = await group.bodies() if self._is_outside(hook) else None
         request = host_messages.Judge(_key(group), group.rewards, group.rollout_ids, bodies, _fields(sizes))
         reply = cast(host_messages.Judged, await self._host.ask(request, hook, is_refusable=True))
@@ -140,7 +139,7 @@ class HookRunner:
         return Verdict(reply.is_valid, reply.is_finished)
 
     async def process(self, group: HookInput, sizes: Sizes) -> Processed:
-        """Ask for the rows of a group: filter, normalise and pad (A), or transform (B). Raises ``HookFailed``."""
+        """Return the rows of a group: filter, normalise and pad (A), or transform (B). Raises ``HookFailed``."""
         if not self.in_host("process"):
             return defaults.process(group, sizes, self._choice.current, self._normaliser, self.reward_range)
         hello = await self._host.ready(is_refusable=True)
@@ -148,13 +147,13 @@ class HookRunner:
         request = host_messages.Process(
             _key(group), group.rewards, group.rollout_ids, bodies, _fields(sizes), group.forks
         )
-        # The name is blamed only if the host dies before it has announced a hook.
+        # This name is reported only if the host dies before it has announced a hook.
         reply = cast(host_messages.Rows, await self._host.ask(request, "is_valid_group", is_refusable=True))
         self._host.decide(reply.contract)
         return Processed(reply.rows, reply.num_kept, reply.is_filtered, reply.is_out_of_range)
 
     async def meta_info(self, groups: Sequence[HookInput]) -> dict[str, Any]:
-        """Ask ``get_group_data_meta_info`` about ``groups``. Raises ``HookFailed``."""
+        """Call ``get_group_data_meta_info`` with ``groups``. Raises ``HookFailed``."""
         hook = "get_group_data_meta_info"
         if self.in_host("meta_info"):
             await self._host.ready(is_refusable=True)
@@ -168,25 +167,25 @@ class HookRunner:
             raise answer_checks.failure(hook, what)
         try:
             return _decode_object(reply.meta_info)
-        except (msgspec.DecodeError, RecursionError) as error:  # half a surrogate pair, which no reply can hold
-            raise answer_checks.failure(hook, f"it returned what is not plain JSON: {error}") from None
+        except (msgspec.DecodeError, RecursionError) as error:  # lone surrogates, which a reply cannot contain
+            raise answer_checks.failure(hook, f"it returned a value that is not plain JSON: {error}") from None
 
     def notify(self, event: Event, **payload: Any) -> None:
-        """Tell plugins of an event, later and in order. Never blocks, never raises."""
+        """Notify plugins of an event, later and in order. Never blocks and never raises."""
         if self._is_outside(event):
             self._notifier.put(event, payload)
 
     async def _deliver(self, event: str, payload: bytes) -> None:
-        # Which plugins implement the event is known only once the host has loaded them.
+        # Only a started host knows which plugins implement the event.
         await self._host.ready()
         if self._is_outside(event):
             await self._host.ask(host_messages.Notify(event, payload), event)
 
     def _is_outside(self, hook: str) -> bool:
-        """Whether more than the built-in behaviour implements ``hook``, as far as is known."""
+        """Whether anything but the built-in behaviour implements ``hook``, or might do so."""
         if self._host.hello is not None:
             return set(self._host.hello.implementations[hook]) - {BUILT_IN} != set()
-        # Before a host has loaded the plugins, each of them may implement anything.
+        # Until a host has loaded the plugins, each of them may implement anything.
         return bool(self._plugins) or (self._file is not None and hook in self._user_hooks)
 
     def _expected(self, hook: str) -> list[str]:
@@ -195,9 +194,9 @@ class HookRunner:
 
 
 class Notifier:
-    """Passes events on, in order, from a bounded queue, so that whoever reports an event never waits.
+    """Delivers events in order from a bounded queue, so that callers never wait.
 
-    What finds the queue full is dropped, and that is logged.
+    If the queue is full, events are dropped, and this is logged.
     """
 
     def __init__(self, deliver: Callable[[str, bytes], Awaitable[None]]) -> None:
@@ -207,21 +206,21 @@ class Notifier:
         self._task: asyncio.Task[None] | None = None
 
     def put(self, event: str, payload: dict[str, Any]) -> None:
-        """Queue an event; ``payload`` values that are not JSON go as their ``str``. Needs a running event loop."""
-        if self._task is None:  # only now: of thousands of runs, few have anything to deliver
+        """Queue an event. ``payload`` values that are not JSON are sent as ``str``. Needs a running event loop."""
+        if self._task is None:  # created only now, because few of thousands of runs have events to deliver
             self._task = asyncio.create_task(self._run())
         try:
             self._waiting.put_nowait((event, json.dumps(payload, default=str).encode()))
         except asyncio.QueueFull:
             self._num_dropped += 1
-            # Once: the log would fill as fast as the queue did. Their number is logged at the end.
+            # Logged once, to limit the log. The total is logged at the end.
             if self._num_dropped == 1:
-                logger.warning("plugins are slower than events come: notifications are being dropped")
-        except Exception:  # a notification must not break what it reports, whatever the payload
+                logger.warning("plugins are slower than events arrive: notifications are being dropped")
+        except Exception:  # no payload may break the code that reports an event
             logger.exception("notification %s could not be encoded", event)
 
     async def close(self, grace_s: float) -> None:
-        """Deliver what is queued, for at most ``grace_s`` seconds, and stop."""
+        """Deliver queued events for at most ``grace_s`` seconds, and stop."""
         if self._task is None:
             return
         with suppress(TimeoutError):
@@ -243,7 +242,7 @@ class Notifier:
 
 
 def _needs_bodies(hello: host_messages.Hello) -> bool:
-    """Whether the samples must be seen whole to process a group: not where only their rewards are looked at."""
+    """Whether processing a group needs the bodies of its samples, not only their rewards."""
     if hello.contract is None:
         return True
     return group_sequence.last_outside(hello.implementations, hello.contract) is not None

@@ -1,4 +1,4 @@
-"""Every hook. A plugin implements any of them with ``@forebay.hooks.hookimpl``, naming the arguments that it wants."""
+"""All hooks. A plugin implements any of them with ``@forebay.hooks.hookimpl``, naming the arguments it needs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from forebay.hooks.types import Group, Item
 
 PROJECT = "forebay"
-"""The name of the markers, and of the entry-point group in which installed plugins register."""
+"""Name of the markers, and of the entry-point group of installed plugins."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -22,21 +22,21 @@ READ_HOOKS = (
     "pad_group_data",
     "transform_group",
 )
-"""Asked by a read; the first answer that is not None counts."""
+"""Hooks called by a read. The first answer that is not None counts."""
 
 NOTIFICATIONS = ("run_started", "run_ended", "group_closed", "batch_delivered")
-"""Told to every implementation until one raises; nobody waits for them, and what they return is dropped."""
+"""Hooks called on every implementation, until one raises. Nothing waits for them, and return values are dropped."""
 
 CONTRACT_HOOKS = {
     "A": ("filter_item", "normalize_group_data", "pad_group_data"),
     "B": ("transform_group",),
 }
-"""What each contract asks for a valid group, in this order."""
+"""Hooks that each contract calls for a valid group, in this order."""
 
 
 @hookspec(firstresult=True)
 def get_group_data_meta_info(temp_data: "dict[InstanceId, list[Item]]", task_type: str) -> dict[str, Any] | None:
-    """Describe what arrived: the ``meta_info`` of a reply.
+    """Return the ``meta_info`` of a reply, which describes the groups that arrived.
 
     Called once per read that found a valid group, before the filter of any group.
     """
@@ -60,12 +60,12 @@ def filter_item(item: "Item", task_type: str) -> bool | None:
 
 @hookspec(firstresult=True)
 def normalize_group_data(group: "Group", task_type: str) -> "Group | None":
-    """Turn the rewards of the kept samples into what is trained on. Called under contract A, after the filter."""
+    """Turn the rewards of the kept samples into training values. Called under contract A, after the filter."""
 
 
 @hookspec(firstresult=True)
 def pad_group_data(group: "Group", group_size: int, task_type: str) -> "Group | None":
-    """Bring a normalised group to ``group_size`` rows. Called under contract A, last."""
+    """Pad a normalised group to ``group_size`` rows. Called under contract A, last."""
 
 
 @hookspec(firstresult=True)
@@ -75,21 +75,21 @@ def transform_group(group: "Group", task_type: str) -> "Group | None":
 
 @hookspec
 def run_started(run_id: str, task_type: str, name: str) -> None:
-    """Hear that a run was taken in, under this name ("" for the default one). Called before its process starts."""
+    """Notify that a run was accepted under ``name`` ("" for the default run). Called before its process starts."""
 
 
 @hookspec
 def run_ended(run_id: str, task_type: str, state: str, reason: str) -> None:
-    """Hear that a run has ended, how and why. Called once no further sample can join a group."""
+    """Notify that a run has ended, with state and reason. Called once no further sample can join a group."""
 
 
 @hookspec
 def group_closed(
     run_id: str, task_type: str, group_id: str, instance_id: "InstanceId", epoch: int, state: str, reason: str
 ) -> None:
-    """Hear that a group takes no more samples. Called when it becomes ready or is discarded for ``reason``."""
+    """Notify that a group accepts no more samples. Called when it becomes ready or is discarded for ``reason``."""
 
 
 @hookspec
 def batch_delivered(run_id: str, task_type: str, batch_id: str, num_groups: int, num_rows: int) -> None:
-    """Hear that a batch has reached the trainer. Called when it is acknowledged, or its last byte was sent."""
+    """Notify that a batch has reached the trainer. Called when it is acknowledged, or its last byte was sent."""

@@ -1,4 +1,4 @@
-"""What goes into the hooks and what comes out: the words that the buffer and the hook host share."""
+"""Arguments and results of hooks, shared by the buffer and the hook host."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -9,24 +9,24 @@ import msgspec
 from forebay.core.ids import InstanceId
 
 Item = dict[str, Any]
-"""A sample as a hook sees it: the JSON object that was written."""
+"""A sample as seen by hooks: the JSON object that was written."""
 
 Group = tuple[InstanceId, list[Item]]
-"""An instance and its samples, failed ones excepted, in the order in which they arrived."""
+"""An instance and its samples in order of arrival, without failed ones."""
 
 Contract = Literal["A", "B"]
 """Which of slime's two sets of functions a generator file follows."""
 
 Stage = Literal["judge", "process", "meta_info"]
-"""The three moments of a read at which hooks are asked."""
+"""The three stages of a read that call hooks."""
 
 Event = Literal["run_started", "run_ended", "group_closed", "batch_delivered"]
-"""What plugins are notified of."""
+"""Events of which plugins are notified."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The counts that hooks compare a group with, all in samples."""
+    """Counts that hooks compare a group with, all in samples."""
 
     group_size: int
     min_valid_group_size: int
@@ -35,7 +35,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What ``is_valid_group`` decided. A valid group is finished; a finished one that is not valid is discarded."""
+    """Decision of ``is_valid_group``. A valid group is finished; a finished group that is not valid is discarded."""
 
     is_valid: bool
     is_finished: bool
@@ -43,11 +43,11 @@ class Verdict:
 
 @dataclass(slots=True)
 class HookInput:
-    """One group: its samples' index columns, and a way to get their bodies when a hook needs to see them.
+    """One group: the index columns of its samples, and a function that loads their bodies when a hook needs them.
 
-    ``bodies`` yields one JSON object per reward, as stored, in the same order. Samples that share a rollout id other
-    than "" are forks of one rollout; an empty list means that none has one. ``forks`` are 0 for a slot's main sample
-    and the number of the fork for others; an empty list means that there are none.
+    ``bodies`` returns one stored JSON object per reward, in the same order. Samples that share a rollout id other than
+    "" are forks of one rollout; an empty list means no ids. ``forks`` contains 0 for a slot's main sample and the
+    fork's number for others; an empty list means no forks.
     """
 
     instance_id: InstanceId
@@ -60,9 +60,10 @@ class HookInput:
 class Row(msgspec.Struct, gc=False):
     """One row of a batch.
 
-    Without ``body`` it is the stored body of sample number ``source`` with ``reward`` set in, and ``raw_reward`` unless
-    that is None. With ``body`` it is that JSON object, as a user's hook left it; ``source`` is then the sample that has
-    its uid, if any, and the rewards are those in it, None where they are no numbers.
+    Without ``body``, the row is the stored body of sample number ``source`` with ``reward`` inserted, and
+    ``raw_reward`` unless that is None. With ``body``, the row is that JSON object, as returned by a user's hook.
+    ``source`` is then the sample with the same uid, if any, and the rewards are those in the body, or None if they are
+    not numbers.
     """
 
     source: int | None
@@ -73,12 +74,12 @@ class Row(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class Processed:
-    """What the hooks made of a group: its rows, in order."""
+    """Result of the hooks for a group: its rows, in order."""
 
     rows: list[Row]
     num_kept: int
-    """Samples left after ``filter_item`` (contract A), forks not counted; rows after ``transform_group`` (B)."""
+    """Samples left after ``filter_item`` without forks (contract A), or rows after ``transform_group`` (B)."""
     is_filtered: bool
-    """Fewer samples than ``min_valid_item_size`` were left after the filter; ``rows`` is empty."""
+    """Whether the filter left fewer samples than ``min_valid_item_size``; ``rows`` is then empty."""
     is_out_of_range: bool = False
-    """Enough would have been left but for rewards outside the run's ``reward_range``, and no filter of the file's."""
+    """Whether only the run's ``reward_range``, and no filter of the file, left too few samples."""

@@ -1,8 +1,8 @@
-"""Which generators there are, found without importing any of them here.
+"""Discovery of generators, without importing any of them in the server.
 
-``catalog.py`` is what the server and the CLI ask: at each look ``files.py`` goes through the folders, the given files
-and the entry points, and reads the source text for task types. ``inspector.py`` inspects each file that is new or was
-edited, in a process of its own (``inspect_child.py``). ``info.py`` has the verdict on a file, and which of several
-files answers for a task type. ``module_loading.py`` imports a generator file, there and in the run process.
-``scaffold.py`` writes a file to begin with.
+The server and the CLI use ``catalog.py``. For each scan, ``files.py`` searches the folders, the given files and the
+entry points, and reads task types from the source text. ``inspector.py`` inspects each new or edited file in a separate
+process (``inspect_child.py``). ``info.py`` has the verdict on a file, and chooses between files of the same task type.
+``module_loading.py`` imports a generator file, in the inspection and in the run process. ``scaffold.py`` writes a new
+generator file.
 """

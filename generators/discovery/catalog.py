@@ -1,4 +1,4 @@
-"""Which generators there are: found again at each look, inspected in child processes, never imported here."""
+"""Catalog of generators, scanned again at each use, and inspected in child processes instead of imported here."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from forebay.generators.discovery.info import GeneratorInfo, InspectionPending, 
 from forebay.generators.discovery.inspector import inspect_file
 
 RECHECK_FAILED_S = 30.0
-"""A failed file is inspected again after this time, unchanged: what it lacked may have been installed since."""
+"""A failed file is inspected again after this time, because missing modules may have been installed since."""
 
 
 class Catalog:
-    """The generators in ``given`` (folders, or files of any name), in ``./generators``, the installed and the packaged.
+    """Generators in ``given`` (folders, or files of any name), in ``./generators``, and installed and built-in ones.
 
-    The packaged ones are known to be in order, and to have no hooks: they are not inspected.
-    Relative paths start at ``working_dir``, which is also where inspected files run. At most ``max_parallel`` files are
-    inspected at once, each for at most ``inspect_timeout_s``. Leaving the context ends what is being inspected.
+    Built-in generators are not inspected: they are known to work and to have no hooks. Relative paths start at
+    ``working_dir``, in which inspected files also run. At most ``max_parallel`` files are inspected at once, each for
+    up to ``inspect_timeout_s``. Leaving the context cancels running inspections.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Catalog:
         self._inspect_timeout_s = inspect_timeout_s
         self._places = asyncio.Semaphore(max_parallel)
         self._clock: Clock = clock or SystemClock()
-        # The finder works in a thread, and in one at a time.
+        # The finder runs in a thread and is not thread-safe.
         self._looking = asyncio.Lock()
         self._found: dict[Path, FoundFile] = {}
         self._verdicts: dict[Path, tuple[GeneratorInfo, float]] = {}
@@ -53,26 +53,26 @@ class Catalog:
         await self._tasks.cancel()
 
     async def scan(self) -> list[GeneratorInfo]:
-        """Look for new, edited and removed files, wait for every verdict, and return them all."""
+        """Scan for new, edited and removed files, wait for all verdicts, and return them."""
         await self._look()
         while tasks := [task for _, task in self._inspections.values()]:
             await asyncio.wait(tasks)
         return self.cached()
 
     async def resolve(self, task_type: str, *, wait_s: float | None) -> GeneratorInfo:
-        """The file that answers for ``task_type`` now; None for ``wait_s`` waits as long as inspections may take.
+        """Return the current generator of ``task_type``. With ``wait_s`` None, waits as long as inspections may take.
 
-        Raises UnknownTaskType, GeneratorBroken, or InspectionPending when the verdict is not there within ``wait_s``.
+        Raises UnknownTaskType, GeneratorBroken, or InspectionPending if there is no verdict within ``wait_s``.
         """
         await self._look()
         try:
             async with asyncio.timeout(wait_s):
                 while paths := self._undecided(task_type):
                     await self._wait_for(paths)
-                if self._is_unknown(task_type):  # the refusal lists all that there is
+                if self._is_unknown(task_type):  # the error lists all known task types
                     await self._wait_for(list(self._inspections))
         except TimeoutError:
-            # Where only the list in the refusal is incomplete, the answer need not wait for it.
+            # Do not wait any longer if only the list in the error is incomplete.
             if paths := self._undecided(task_type):
                 raise InspectionPending(task_type, paths) from None
         return self._decide(task_type)
@@ -85,7 +85,7 @@ class Catalog:
         return all(info.task_type != task_type for info in self.cached())
 
     def cached(self) -> list[GeneratorInfo]:
-        """Every verdict there is, without looking at the disk; files still being inspected are left out."""
+        """Return all current verdicts without scanning. Files being inspected are left out."""
         return rank(
             self._verdicts[path][0] if path in self._verdicts else _known_from_source(file)
             for path, file in self._found.items()
@@ -96,7 +96,7 @@ class Catalog:
         async with self._looking:
             self._found = await asyncio.to_thread(self._finder.find)
             for path in list(self._inspections):
-                # Edited while it is inspected: the verdict would be on a text that is no longer there.
+                # Edited during its inspection: the verdict would be about the old text.
                 if path not in self._found or self._found[path].digest != self._inspections[path][0]:
                     self._inspections.pop(path)[1].cancel()
             for path in list(self._verdicts):
@@ -119,17 +119,17 @@ class Catalog:
     async def _inspect(self, file: FoundFile) -> None:
         draft = _known_from_source(file)
         try:
-            # Each is a Python process that imports whatever the file imports: torch, often enough.
+            # Limited, because each is a Python process with all imports of the file, often including torch.
             async with self._places:
                 info = await inspect_file(draft, working_dir=self._working_dir, timeout_s=self._inspect_timeout_s)
             self._verdicts[file.path] = (info, self._clock.monotonic())
         finally:
-            # An edit meanwhile has put another inspection in this one's place.
+            # An edit may have replaced this inspection with another one.
             if self._inspections.get(file.path, ("", None))[1] is asyncio.current_task():
                 del self._inspections[file.path]
 
     def _undecided(self, task_type: str) -> list[Path]:
-        """The files under inspection that may turn out to have ``task_type``."""
+        """Return the files under inspection that may define ``task_type``."""
         facts = ((path, self._found[path].facts) for path in self._inspections)
         return [
             path
@@ -156,7 +156,7 @@ class Catalog:
 
 
 async def inspect_alone(path: Path, *, working_dir: Path, inspect_timeout_s: float) -> GeneratorInfo:
-    """The verdict on one file, whatever others there are of its task type."""
+    """Return the verdict on one file, regardless of other files with its task type."""
     found = await asyncio.to_thread(FileFinder([path], working_dir).find)
     file = found[(working_dir / path).resolve()]
     draft = replace(_known_from_source(file), status="failed", source="user")
@@ -168,7 +168,7 @@ def _is_inspected(file: FoundFile) -> bool:
 
 
 def _known_from_source(file: FoundFile) -> GeneratorInfo:
-    """What is known of a file before it was inspected, or without inspecting it."""
+    """Return what is known about a file without inspecting it."""
     skipped = f"skipped: name; rename it so that it ends in _generator.py, or pass --generators {file.path}"
     error = file.error or ("" if file.fits else skipped)
     return GeneratorInfo(

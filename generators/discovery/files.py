@@ -1,4 +1,4 @@
-"""Finding generator files: which there are, where from, and what their source text says. Runs none of them."""
+"""Finds generator files and reads facts from their source text, without running them."""
 
 import ast
 import importlib.machinery
@@ -21,9 +21,9 @@ _ASSIGNED_LITERAL = re.compile(r"""^TASK_TYPE\s*(?::\s*\w+\s*)?=\s*(["'])(?P<val
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """``task_type`` is the literal assigned to TASK_TYPE, None if there is none or it is computed.
+    """Facts about a source text. ``task_type`` is the literal assigned to TASK_TYPE; None if missing or computed.
 
-    ``may_define_task_type`` is false when importing the file cannot give it one.
+    ``may_define_task_type`` is false if importing the file cannot define TASK_TYPE.
     """
 
     task_type: str | None
@@ -37,7 +37,7 @@ _NO_FACTS = SourceFacts(task_type=None, may_define_task_type=False, has_run_roll
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file that is a generator, or would be if its name fitted (``fits`` false), or cannot be had (``error``)."""
+    """A generator file, a file that only lacks a generator's name (not ``fits``), or an unreadable one (``error``)."""
 
     path: Path
     source: Source
@@ -49,9 +49,9 @@ class FoundFile:
 
 
 class FileFinder:
-    """Looks through the places where generators lie. Not safe to use from two threads at once.
+    """Searches all places for generators. Not thread-safe.
 
-    A file that has not changed since the last look is not read again.
+    Unchanged files are not read again.
     """
 
     def __init__(self, given: Sequence[Path], working_dir: Path) -> None:
@@ -60,7 +60,7 @@ class FileFinder:
         self._read: dict[Path, tuple[tuple[int, ...], str, SourceFacts]] = {}
 
     def find(self) -> dict[Path, FoundFile]:
-        """Every generator file by its resolved path; a file reached by two ways counts once, by the first."""
+        """Return every generator file by its resolved path. A file found twice counts once, as first found."""
         found: dict[Path, FoundFile] = {}
         for file in self._places():
             known = found.get(file.path)
@@ -85,7 +85,7 @@ class FileFinder:
             beside = [(other.name, *self._digest_and_facts(other)) for other in sibling_sources(file.path)]
         except OSError as error:
             return FoundFile(file.path, file.source, file.fits, f"{error}; make it readable for the server")
-        # Another generator in the folder is not this one's code: adding it changes nothing here.
+        # Other generators in the folder are not part of this one's code.
         shared = [each for each in beside if not _looks_like_a_generator(each[2])]
         digests = [(file.path.name, digest), *((name, other) for name, other, _ in shared)]
         together = sha256(repr(digests).encode()).hexdigest()
@@ -93,7 +93,7 @@ class FileFinder:
 
     def _digest_and_facts(self, path: Path) -> tuple[str, SourceFacts]:
         stat = path.stat()
-        # More than size and time: within a tick of the clock an editor may put another file of this size in its place.
+        # More than size and time: an editor may replace the file with one of equal size within a clock tick.
         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         known = self._read.get(path)
         if known is None or known[0] != stamp:
@@ -128,13 +128,13 @@ def _installed(entry_points: Iterable[importlib.metadata.EntryPoint]) -> Iterato
             yield FoundFile(path.resolve(), "entry-point")
         else:
             problem = (
-                f"entry point {entry_point.name!r}: there is no module {entry_point.module!r}; reinstall its package"
+                f"entry point {entry_point.name!r}: module {entry_point.module!r} not found; reinstall its package"
             )
             yield FoundFile(Path(entry_point.module), "entry-point", error=problem)
 
 
 def _module_file(name: str) -> Path | None:
-    """The source file of the installed module ``name``, found without importing it or the packages it is in."""
+    """Return the source file of the installed module ``name``, without importing it or its packages."""
     path: Sequence[str] | None = None
     origin: str | None = None
     parts = name.split(".")
@@ -144,7 +144,7 @@ def _module_file(name: str) -> Path | None:
             return None
         path, origin = spec.submodule_search_locations, spec.origin
         if path is not None and depth < len(parts):
-            # A namespace package looks for its parent among the imported modules when its path is gone through.
+            # Iterating over a namespace package's path would look up its parent among the imported modules.
             path = list(getattr(path, "_path", path))
     return Path(origin) if origin and origin.endswith(".py") else None
 
@@ -158,11 +158,11 @@ def _find_spec(name: str, path: Sequence[str] | None) -> importlib.machinery.Mod
 
 
 def read_facts(source: bytes) -> SourceFacts:
-    """Parse ``source``; where it does not parse, find a literal TASK_TYPE by its line."""
+    """Read facts from ``source``. If it does not parse, search for a line that assigns a literal TASK_TYPE."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # What is wrong the inspection says; the task type tells who has to wait for it.
+        # The inspection reports the error; the task type decides which starts have to wait for it.
         match = _ASSIGNED_LITERAL.search(source.decode("utf-8", errors="replace"))
         return SourceFacts(match["value"] if match else None, match is not None, False, False)
     defined = dict(_definitions(tree.body))
@@ -175,7 +175,7 @@ def read_facts(source: bytes) -> SourceFacts:
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
-    """Each name that the module's top level binds, with the expression bound to it if it is a plain assignment."""
+    """Yield each name bound at the module's top level, with its expression if it is a plain assignment."""
     for node in body:
         match node:
             case ast.Assign(targets=targets, value=value):

@@ -1,4 +1,4 @@
-"""What discovery knows of one generator file, and which of several files answers for a task type."""
+"""Discovery's verdict on a generator file, and the choice between files of the same task type."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,13 +13,12 @@ Contract = Literal["A", "B"]
 
 @dataclass(frozen=True, slots=True)
 class GeneratorInfo:
-    """One generator file and the verdict on it. Only a file with status ``ok`` can be started.
+    """A generator file and the verdict on it. Only files with status ``ok`` can be started.
 
-    ``sha256`` covers the file and the ``*.py`` beside it that are no generators themselves. ``error`` is one line:
-    what is wrong, then the remedy; ``problems`` lists everything that is wrong. ``imports_base`` says that
-    ``BaseGenerator`` runs its rollouts.
-    ``hooks`` maps each hook that the file implements to its contract. ``replaces`` and ``replaced_by`` name the other
-    file of the same task type; the user's comes first.
+    ``sha256`` covers the file and the ``*.py`` files next to it, except other generators. ``error`` is one line with
+    the problem and its remedy; ``problems`` lists all problems. ``imports_base`` says whether ``BaseGenerator`` runs
+    its rollouts. ``hooks`` maps each implemented hook to its contract. ``replaces`` and ``replaced_by`` name another
+    file of the same task type; a user's file wins.
     """
 
     path: Path
@@ -36,10 +35,10 @@ class GeneratorInfo:
     replaces: Path | None = None
     replaced_by: Path | None = None
     files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 by name of the files that ``sha256`` covers."""
+    """SHA-256 by name of all files that ``sha256`` covers."""
 
     def as_json(self) -> dict[str, Any]:
-        """The same as a JSON object, paths as strings."""
+        """Convert to a JSON object with paths as strings."""
         return {
             "path": str(self.path),
             "task_type": self.task_type,
@@ -58,7 +57,7 @@ class GeneratorInfo:
 
 
 class InspectionPending(Exception):
-    """The files that decide about ``task_type`` are still being inspected; ``paths`` names them. Ask again later."""
+    """Raised while the files ``paths``, which may define ``task_type``, are being inspected. Retry later."""
 
     def __init__(self, task_type: str, paths: list[Path]) -> None:
         super().__init__(task_type, paths)
@@ -73,10 +72,10 @@ _RANK: dict[Source, int] = {"built-in": 0, "entry-point": 1, "user": 2}
 
 
 def rank(infos: Iterable[GeneratorInfo]) -> list[GeneratorInfo]:
-    """The same files, with replacements and collisions noted; ordered by source and path.
+    """Return the files with replacements and collisions marked, ordered by source and path.
 
-    A user's file replaces an installed one, which replaces a built-in. Two of the same rank collide: neither can be
-    used.
+    A user's file replaces an installed one, which replaces a built-in one. Files of the same rank collide, and none of
+    them can be used.
     """
     ranked: list[GeneratorInfo] = []
     claims: dict[str, list[GeneratorInfo]] = defaultdict(list)
@@ -91,7 +90,7 @@ def rank(infos: Iterable[GeneratorInfo]) -> list[GeneratorInfo]:
 
 
 def _rank_rivals(rivals: list[GeneratorInfo]) -> list[GeneratorInfo]:
-    # Failed files count as well: falling back in silence to a built-in generator would surprise.
+    # Failed files count as well: a silent fallback to a built-in generator would be surprising.
     best = max(_RANK[info.source] for info in rivals)
     first = [info for info in rivals if _RANK[info.source] == best]
     rest = [info for info in rivals if _RANK[info.source] < best]
@@ -105,12 +104,12 @@ def _rank_rivals(rivals: list[GeneratorInfo]) -> list[GeneratorInfo]:
 
 def _colliding(info: GeneratorInfo, others: list[Path]) -> GeneratorInfo:
     problem = (
-        f"TASK_TYPE {info.task_type!r} is also that of {', '.join(map(str, others))}; change one, or remove one file"
+        f"TASK_TYPE {info.task_type!r} is also that of {', '.join(map(str, others))}; change one or remove one file"
     )
     problems = [*info.problems, problem]
     return replace(info, status="failed", error="; also: ".join(problems), problems=problems)
 
 
 def _replaced(info: GeneratorInfo, by: Path) -> GeneratorInfo:
-    reason = f"replaced by {by}, which has the same TASK_TYPE; change that one to have both"
+    reason = f"replaced by {by}, which has the same TASK_TYPE; change one of them to use both"
     return replace(info, status="skipped", replaced_by=by, error=reason)

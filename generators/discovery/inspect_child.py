@@ -1,6 +1,6 @@
-"""The throw-away process that imports one generator file and says what is in it.
+"""The temporary process that imports one generator file and describes it.
 
-Its parent sends the path, and it answers with a JSON object (see ``forebay.core.processes.child_link``).
+Its parent sends the path, and it replies with a JSON object (see ``forebay.core.processes.child_link``).
 """
 
 import inspect
@@ -28,19 +28,19 @@ _BASE_MODULE = "forebay.generators.base"
 
 
 def main(arguments: list[str]) -> None:
-    """Inspect the file, answer, and end at once: threads that the file started must not keep the process."""
+    """Inspect the file, reply, and exit at once: threads started by the file must not keep the process alive."""
     parent = ParentLink[bytes](arguments, bytes)
     skip_httpx_command()
-    # As JSON: a file may hold half of a surrogate pair, which is no UTF-8.
+    # As JSON, because a file may contain lone surrogates, which are not valid UTF-8.
     parent.send(json.dumps(inspect_module(Path(os.fsdecode(parent.receive())))))
-    # Ending in the ordinary way would wait for threads that the file has started.
+    # A normal exit would wait for threads started by the file.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def inspect_module(path: Path) -> dict[str, Any]:
-    """Import ``path`` into this process and describe it. Keys: those of ``GeneratorInfo``, as far as they are known."""
+    """Import ``path`` into this process and describe it, with the keys of ``GeneratorInfo`` that are known."""
     if is_stdlib_name(module_name(path)):
         return _failed(f"the name {path.name} hides Python's own module {path.stem!r}", "rename the file")
     set_import_path(path.parent, *import_roots(path.parent))
@@ -69,8 +69,8 @@ def _describe(module: ModuleType) -> dict[str, Any]:
 
 
 def refers_to_base(namespace: Mapping[str, object]) -> bool:
-    """Whether the module's names include our base module, its ``BaseGenerator``, or a class derived from it."""
-    # Looked up, not imported: a file that does not use it has not imported it either.
+    """Whether the module's names include our base module, ``BaseGenerator``, or a subclass of it."""
+    # Not imported here: if the file does not use it, it is not in `sys.modules`.
     base = sys.modules.get(_BASE_MODULE)
     if base is None:
         return False
@@ -79,9 +79,9 @@ def refers_to_base(namespace: Mapping[str, object]) -> bool:
 
 
 def has_own_loop(namespace: Mapping[str, object]) -> bool:
-    """Whether a class of the module's names is derived from ``BaseGenerator`` but goes over the rows by itself.
+    """Whether a class in the module derives from ``BaseGenerator`` but has its own loop over the rows.
 
-    Such a class, as people have written them for slime, has an ``entry`` or a ``run`` that never comes to the base's.
+    Such classes, often written for slime, have an ``entry`` or ``run`` that never calls the base's.
     """
     base = getattr(sys.modules.get(_BASE_MODULE), "BaseGenerator", None)
     derived = (value for value in namespace.values() if base in getattr(value, "__mro__", ()) and value is not base)
@@ -91,10 +91,10 @@ def has_own_loop(namespace: Mapping[str, object]) -> bool:
 def _comes_to_base(kind: Any, base: Any, name: str, seen: frozenset[str]) -> bool:
     function = getattr(kind, name)
     if function is getattr(base, name):
-        # The base's own ``entry`` calls a ``run`` that is not the base's.
+        # The base's ``entry`` calls an overridden ``run``.
         return name != "entry" or kind.run is base.run or _comes_to_base(kind, base, "run", seen | {name})
     code = getattr(inspect.unwrap(function), "__code__", None)
-    called = _names(code) if code else {"super"}  # of what is no plain function nothing is known
+    called = _names(code) if code else {"super"}  # assume the best of anything but a plain function
     if called & {"super", base.__name__}:
         return True
     others = {"entry", "run", "run_async"} & called - seen - {name}
@@ -102,7 +102,7 @@ def _comes_to_base(kind: Any, base: Any, name: str, seen: frozenset[str]) -> boo
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names in a function, and in those within it: some Pythons make one of a comprehension."""
+    """Return the names used in a function and its inner functions; some Pythons compile comprehensions to these."""
     inner = (const for const in code.co_consts if isinstance(const, CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
@@ -113,7 +113,7 @@ def _task_type_problems(namespace: Mapping[str, object]) -> list[str]:
         return [f"TASK_TYPE is missing; {remedy} so that it does not end in _generator.py"]
     value = namespace["TASK_TYPE"]
     if not isinstance(value, str) or not value:
-        return [f"TASK_TYPE is {value!r}; make it a string that is not empty"]
+        return [f"TASK_TYPE is {value!r}; make it a non-empty string"]
     return []
 
 
@@ -125,7 +125,7 @@ def _run_rollout_problems(namespace: Mapping[str, object]) -> list[str]:
         return [f"run_rollout is a {type(function).__name__}; make it a function run_rollout(data)"]
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin tells no signature
+    except ValueError:  # a builtin without a signature
         return []
     try:
         signature.bind({})
@@ -149,7 +149,7 @@ def _failed(message: str, remedy: str) -> dict[str, Any]:
 
 def _remedy(path: Path, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in ("slime", "slime_plugins"):
-        # slime's own base generator imports slime, and files that import the one import the other.
+        # Files that import slime's own base generator also import slime through it.
         return (
             "take slime's base class from here (from forebay.generators.base import BaseGenerator, query_single_turn), "
             "leave slime's own base_generator.py out, or install slime where the server runs"
@@ -157,10 +157,10 @@ def _remedy(path: Path, error: BaseException) -> str:
     if isinstance(error, ImportError) and "relative import" in str(error):
         return "import absolutely: the file is loaded by itself, not as a part of a package"
     if isinstance(error, ModuleNotFoundError):
-        return f"install it for {sys.executable}, or put the module beside {path.name}"
+        return f"install it for {sys.executable}, or put the module next to {path.name}"
     if isinstance(error, SyntaxError):
-        return f"correct line {error.lineno} of {error.filename or path.name}"
-    return f"mend line {_line_in(path, error)} of {path.name}"
+        return f"fix line {error.lineno} of {error.filename or path.name}"
+    return f"fix line {_line_in(path, error)} of {path.name}"
 
 
 def _line_in(path: Path, error: BaseException) -> int:

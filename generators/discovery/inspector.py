@@ -1,4 +1,4 @@
-"""Inspecting one generator file in a throw-away child process."""
+"""Inspection of one generator file in a temporary child process."""
 
 import asyncio
 import json
@@ -17,9 +17,9 @@ _OUTPUT_TAIL_BYTES = 64 * 1024
 
 
 async def inspect_file(draft: GeneratorInfo, *, working_dir: Path, timeout_s: float) -> GeneratorInfo:
-    """Complete ``draft`` (path, source and what its source text tells) with what importing the file shows.
+    """Import the file in a child process and complete ``draft``, which has its path, source and source facts.
 
-    The child is killed with its whole session when ``timeout_s`` have passed or the caller is cancelled.
+    The child and its whole session are killed after ``timeout_s`` seconds, or when the caller is cancelled.
     """
     with tempfile.TemporaryFile() as output:
         try:
@@ -41,7 +41,7 @@ async def _ask_child(path: Path, output: int, working_dir: Path, timeout_s: floa
         setup=os.fsencode(path),
         reads=str,
         cwd=working_dir,
-        # Without bytecode: an inspection leaves nothing beside the user's files.
+        # Without bytecode, so that an inspection leaves no files behind.
         env={"PYTHONDONTWRITEBYTECODE": "1"},
         stdout=output,
         stderr=output,
@@ -50,7 +50,7 @@ async def _ask_child(path: Path, output: int, working_dir: Path, timeout_s: floa
         async with asyncio.timeout(timeout_s):
             return await child.receive()
     finally:
-        # Also when we are cancelled, or it stays a zombie.
+        # Shielded, so that the child is reaped even if we are cancelled.
         await asyncio.shield(child.kill())
 
 
@@ -63,7 +63,7 @@ def _complete(draft: GeneratorInfo, answer: dict[str, Any]) -> GeneratorInfo:
         task_type=answer.get("task_type") or draft.task_type,
         error="; also: ".join(problems),
         traceback=answer.get("traceback", ""),
-        # One that goes over its rows by itself is treated as what it is: foreign.
+        # A generator with its own loop over the rows is treated as unregistered.
         imports_base=imports_base and not answer.get("has_own_loop", False),
         contract=answer.get("contract"),
         hooks=answer.get("hooks", {}),
@@ -73,7 +73,7 @@ def _complete(draft: GeneratorInfo, answer: dict[str, Any]) -> GeneratorInfo:
 
 def _died(draft: GeneratorInfo, exit_code: int, output: str) -> GeneratorInfo:
     how = signal.strsignal(-exit_code) if exit_code < 0 else f"exit code {exit_code}"
-    said = f" after saying {line!r}" if (line := last_line(output)) else ""
+    said = f" after printing {line!r}" if (line := last_line(output)) else ""
     problem = f"importing it ended the process ({how}){said}; move what ends it into run_rollout"
     return replace(_failed(draft, problem), traceback=output)
 

@@ -1,4 +1,4 @@
-"""A generator file to begin with, which works as it is."""
+"""Writes a new generator file that works without changes."""
 
 import re
 from pathlib import Path
@@ -39,23 +39,23 @@ def run_rollout(data: dict[str, Any]) -> None:
 
 OWN_FOLDER = Path("generators")
 FOLDER_IN_A_CHECKOUT = Path("my_tasks")
-"""Not found unless it is named: a server looks into ``./generators`` by itself."""
+"""Found only if named with ``--generators``: a server searches only ``./generators`` by itself."""
 
 
 def default_folder() -> Path:
-    """Where a generator is written to if nobody says: ``generators``, unless that is the package of a checkout."""
+    """Return the default folder for new generators: ``generators``, unless that is the package of a checkout."""
     return FOLDER_IN_A_CHECKOUT if is_the_package(OWN_FOLDER) else OWN_FOLDER
 
 
 def is_the_package(folder: Path) -> bool:
-    """Whether ``folder`` is Forebay's own ``generators``, of this installation or another: it holds this module."""
+    """Whether ``folder`` is a copy of Forebay's own package ``generators``, which contains this module."""
     return (folder / Path(__file__).parent.name / Path(__file__).name).is_file()
 
 
 def write_scaffold(task_type: str, folder: Path) -> Path:
-    """Write a generator file for ``task_type`` into ``folder``, which is made if need be, and return its path.
+    """Write a generator file for ``task_type`` into ``folder``, creating the folder, and return its path.
 
-    Raises InvalidInput if ``task_type`` is empty or the file is there already.
+    Raises InvalidInput if ``task_type`` is empty or the file exists.
     """
     if not task_type.strip():
         raise InvalidInput("the task type is empty", hint="give it a name, such as my_task", field="task_type")
@@ -66,7 +66,7 @@ def write_scaffold(task_type: str, folder: Path) -> Path:
             file.write(_TEMPLATE.substitute(task_type=_quoted(task_type)))
     except FileExistsError:
         raise InvalidInput(
-            f"{path} is there already", hint="edit it, or choose another task type or folder", field="task_type"
+            f"{path} exists already", hint="edit it, or choose another task type or folder", field="task_type"
         ) from None
     return path
 
@@ -77,5 +77,5 @@ def _file_stem(task_type: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """``text`` as a Python literal in double quotes, where that needs no escape."""
+    """Return ``text`` as a Python literal, in double quotes if that needs no escapes."""
     return f'"{text}"' if text.isprintable() and not set(text) & set('"\\') else repr(text)

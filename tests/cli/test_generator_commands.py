@@ -84,7 +84,7 @@ def test_new_never_overwrites(forebay: Forebay) -> None:
     forebay("generators", "new", "mine", "--folder", "tasks")
     again = forebay("generators", "new", "mine", "--folder", "tasks")
     assert again.code == 2
-    assert "is there already" in again.err
+    assert "exists already" in again.err
 
 
 def test_check_tells_who_answers_each_hook(forebay: Forebay, folder: Path) -> None:

@@ -195,7 +195,7 @@ def test_the_end_of_what_a_program_printed_is_kept(
     [
         ("fail", "agent_failure", "ended with status 1: lost the thread"),
         ("break_judge", "judge_failure", "ValueError: the verifier is broken"),
-        ("mumble", "judge_failure", "the verifier's last line must be a number or an object with a reward (got 'perhaps')"),
+        ("mumble", "judge_failure", "must be a number or an object with a reward (got 'perhaps')"),
     ],
 )
 def test_a_program_that_fails_is_told_apart(programs: Samples, name: str, outcome: str, told: str) -> None:

@@ -103,17 +103,17 @@ async def test_an_explicitly_given_file_is_not_skipped_for_its_name(place: Place
 
 WRONG = [
     ("def run_rollout(data): pass\n", "TASK_TYPE is missing", "rename the file"),
-    ("TASK_TYPE = 3\ndef run_rollout(data): pass\n", "TASK_TYPE is 3", "make it a string"),
+    ("TASK_TYPE = 3\ndef run_rollout(data): pass\n", "TASK_TYPE is 3", "make it a non-empty string"),
     ("TASK_TYPE = {}\n", "run_rollout is missing", "define run_rollout(data)"),
     ("TASK_TYPE = {}\nrun_rollout = 4\n", "run_rollout is a int", "make it a function"),
     ("TASK_TYPE = {}\ndef run_rollout(): pass\n", "cannot be called with one argument", "run_rollout(data)"),
     ("TASK_TYPE = {}\nimport no_such_thing\n", "No module named 'no_such_thing'", "install it for"),
     ("TASK_TYPE = {}\nfrom slime_plugins.a import b\n", "No module named 'slime_plugins'", "forebay.generators.base"),
     ("TASK_TYPE = {}\nfrom . import b\n", "relative import", "import absolutely"),
-    ("TASK_TYPE = {}\n\n1 / 0\n", "ZeroDivisionError: division by zero", "mend line 3 of "),
-    ("TASK_TYPE = {}\ndef f(:\n", "SyntaxError", "correct line 2"),
-    ("TASK_TYPE = {}\nraise SystemExit(4)\n", "SystemExit: 4", "mend line 2"),
-    ("TASK_TYPE = {}\nprint('bye')\nimport os\nos._exit(4)\n", "(exit code 4) after saying 'bye'", "into run_rollout"),
+    ("TASK_TYPE = {}\n\n1 / 0\n", "ZeroDivisionError: division by zero", "fix line 3 of "),
+    ("TASK_TYPE = {}\ndef f(:\n", "SyntaxError", "fix line 2"),
+    ("TASK_TYPE = {}\nraise SystemExit(4)\n", "SystemExit: 4", "fix line 2"),
+    ("TASK_TYPE = {}\nprint('bye')\nimport os\nos._exit(4)\n", "code 4) after printing 'bye'", "into run_rollout"),
     ("TASK_TYPE = {}\nimport os\nos.kill(os.getpid(), 9)\n", "(Killed)", "into run_rollout"),
     ("TASK_TYPE = {}\ndef run_rollout(d): 0\ndef filter_itme(a, b): 0\n", "filter_itme", "filter_item"),
     (

@@ -45,7 +45,7 @@ async def test_an_entry_point_without_a_module_is_told(site: Path, tmp_path: Pat
     async with catalog(tmp_path) as found:
         failed = [info for info in await found.scan() if info.status == "failed"]
     assert [info.error for info in failed] == [
-        "entry point 'gone': there is no module 'shipped.tasks.gone'; reinstall its package"
+        "entry point 'gone': module 'shipped.tasks.gone' not found; reinstall its package"
     ]
 
 

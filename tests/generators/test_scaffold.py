@@ -44,7 +44,7 @@ async def test_a_scaffold_passes_the_check_whatever_the_task_type(tmp_path: Path
 def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     path = write_scaffold("mine", tmp_path)
     path.write_text("my work")
-    with pytest.raises(InvalidInput, match=r"mine_generator\.py is there already"):
+    with pytest.raises(InvalidInput, match=r"mine_generator\.py exists already"):
         write_scaffold("mine", tmp_path)
     assert path.read_text() == "my work"
 

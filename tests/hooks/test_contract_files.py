@@ -163,7 +163,7 @@ async def test_an_answer_of_the_other_contract_is_a_failure(
     async with make_runner(make_file(source), contract=declared) as runner:
         if declared is None:
             await runner.judge(make_group([0.0]), SIZES)
-        with pytest.raises(HookFailed, match=r"as contract [AB] has it"):
+        with pytest.raises(HookFailed, match=r"as in contract [AB]"):
             await runner.judge(make_group([0.0, 1.0]), SIZES)
 
 
