@@ -74,7 +74,7 @@ class SlimeLink(Link):
     async def report(self, progress: ProgressReport) -> None:
         """Do nothing: this buffer takes no reports."""
 
-    async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:  # noqa: ARG002 - there is no feed
+    async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:  # noqa: ARG002 - this buffer has no feed
         raise LinkRefused("this buffer does not report closed groups", hint="check has_feed before calling this")
 
 

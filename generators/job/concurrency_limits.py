@@ -23,7 +23,7 @@ class ConcurrencyLimit:
     def note(self, load: EngineLoad, in_flight: int, *, is_full: bool) -> None:
         """Adjust the slots to the engine's reported ``load``, with ``in_flight`` of our rollouts on the engine.
 
-        ``is_full`` says that more slots would be used at once. Otherwise, an empty queue is no reason for more slots.
+        ``is_full`` says that more slots would be used at once. Otherwise, an empty queue does not justify more slots.
         """
         if load.waiting == 0:
             self.num_places += is_full

@@ -24,11 +24,11 @@ class FinishedRollout:
 
 
 class Deferral:
-    """Decides how many and which groups the current step begins; without ``leftover: "defer"``, there is no limit.
+    """Decides how many and which groups the current step begins; only limits them with ``leftover: "defer"``.
 
     A step is long if enough deferred groups wait when it begins, or if no new groups are left. A long step has no
-    spares and begins no new groups. ``num_counted`` returns how many groups the step has. With deferral, groups are
-    stored completely or not at all, so samples are held back until their group is complete.
+    spares, and begins new groups only to replace discarded ones. ``num_counted`` returns how many groups the step has.
+    Deferred groups are stored completely or not at all, so samples are held back until their group is complete.
     """
 
     def __init__(self, plan: Plan, num_counted: Callable[[], int]) -> None:

@@ -79,7 +79,7 @@ class Dispatcher:
                 await self._wait_expected()
                 continue
             await self._wait_startable()
-            if self._hold.is_held:  # all groups have ended meanwhile: no further weights may be announced
+            if self._hold.is_held:  # all groups have ended meanwhile, so weights may never be announced again
                 continue
             self._feed.refill()
             rollout_slot = self._chosen()
@@ -89,7 +89,7 @@ class Dispatcher:
                 rollout_slot.leave()
                 await asyncio.sleep(0)  # else a policy that keeps choosing this one would block the event loop
 
-    # --- what is started
+    # --- starting
 
     @property
     def _has_groups(self) -> bool:

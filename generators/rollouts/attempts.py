@@ -197,7 +197,7 @@ async def _ended(rollout: Rollout) -> AsyncIterator[None]:
 
 
 async def in_thread(function: Callable[..., object], *args: object) -> object:
-    """Run ``function`` in a thread of its own."""
+    """Run ``function`` in a new thread."""
     # Not in a pool: a function that hangs after its group was closed is left behind. It must not block a pool thread,
     # nor keep the process from ending.
     loop = asyncio.get_running_loop()

@@ -65,9 +65,9 @@ async def judged_again(
 ) -> JudgedAgain:
     """Score the samples of a rollout, the main one last, with the reward that ``ask`` returns for its item.
 
-    If there is no new reward, only the main sample remains, as failed. Rollouts that failed before they could be scored
-    stay unchanged. Without ``row``, the fields of the sample's ``extra_info`` are used. If the input of the reward
-    function was not recorded, the rollout fails without calling ``ask``.
+    Without a new reward, only the main sample remains, as failed. Rollouts that failed before they could be scored stay
+    unchanged. Without ``row``, the fields of the sample's ``extra_info`` are used. If the input of the reward function
+    was not recorded, the rollout fails without calling ``ask``.
     """
     main = samples[-1]
     if main.record.reward is None and main.record.rollout_outcome != RolloutOutcome.JUDGE_FAILURE:

@@ -80,7 +80,7 @@ class RolloutTraces:
 
     def note_judged(self, sample: Sample) -> None:
         """Note that the buffer has accepted or rejected a sample."""
-        trace = self._begun.get(sample["uid"])  # a fork has a uid of its own
+        trace = self._begun.get(sample["uid"])  # None for forks, which have their own uids
         if trace is not None:
             trace.end()
 

@@ -117,7 +117,7 @@ async def test_a_run_gone_before_its_plan_stops_cleanly(buffer, write_rows) -> N
 async def test_a_buffer_of_another_kind_below_a_run_key_is_told_apart(buffer, write_rows) -> None:
     buffer.answers = [JSONResponse({"detail": "what?"}, 422)]
     async with ScriptedEngine(lambda _: "x") as engine:
-        with pytest.raises(LinkRefused, match="422 to plan: "):
+        with pytest.raises(LinkRefused, match="422 for plan: "):
             await run(BaseGenerator(engine.url, buffer.url), write_rows({"prompt": "q"}))
 
 

@@ -99,7 +99,7 @@ def test_a_function_that_cannot_be_sent_to_a_process_is_told_with_the_remedy() -
     for function in (inner, lambda _: 1.0):
         with pytest.raises(InvalidInput, match="cannot be sent to the process") as refused:
             Rewarder(function, timeout_s=1, num_workers=1)
-        assert "top level of the module" in refused.value.hint
+        assert "top level of a module" in refused.value.hint
 
 
 async def test_an_async_function_is_awaited_here_with_the_same_limit() -> None:
