@@ -137,7 +137,7 @@ def _digest(text: bytes) -> bytes:
 
 
 def _counted(value: Any) -> Any:
-    """The compared part of a body: without the caller's names, and without the fields added to request tokens."""
+    """The compared part of a body: without the caller's names and the fields that ask for token ids."""
     if not isinstance(value, dict):
         return value
     left = {name: each for name, each in without_asking(value).items() if name not in NOT_COUNTED}

@@ -73,7 +73,7 @@ def may_differ(recorded: RecordedRun, payload: Payload, *, input_sha256: str = "
 def code_in_words(recorded: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Which files of a generator's code changed. The mappings have the SHA-256 of each file, by name."""
     if not recorded:
-        return "the generator's code changed since the recording, which does not say in which file"
+        return "the generator's code changed since the recording, which does not list its files"
     files = [
         f"{name} (removed)" if name not in now else name if name in recorded else f"{name} (new)"
         for name in sorted({name for name, _ in recorded.items() ^ now.items()})

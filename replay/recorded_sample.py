@@ -49,15 +49,15 @@ def check_group(row: GroupRow | ColumnsRow) -> None:
     if not 0 < len(text) <= MAX_ID_LENGTH or "\0" in text:
         raise ValueError("its instance_id is empty, too long, or has a NUL character")
     if not 0 <= row.epoch <= MAX_EPOCH:
-        raise ValueError(f"its epoch is {row.epoch}")
+        raise ValueError(f"its epoch must be from 0 to {MAX_EPOCH} (got {row.epoch})")
     if row.group_id != group_id(row.instance_id, row.epoch):
-        raise ValueError("its group_id is not that of its instance_id and epoch")
+        raise ValueError("its group_id does not match its instance_id and epoch")
 
 
 def check_sample(sample: SampleRow, body: bytes) -> None:
     """Raise ``ValueError`` unless a write over HTTP accepts the body, and the body matches the recorded columns."""
     if not -1 <= sample.slot <= MAX_SLOT:
-        raise ValueError(f"its slot is {sample.slot}")
+        raise ValueError(f"its slot must be from -1 to {MAX_SLOT} (got {sample.slot})")
     recorded = incoming(sample, body)
     try:
         # Either route may have accepted a JSON body. The lenient one reads what the strict one accepts in the same way.

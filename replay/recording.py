@@ -305,7 +305,7 @@ class Recording:
             record = self._file.read(offset)
         except (DamagedRecord, OSError) as error:  # changed since it was opened
             raise self._damaged(f"byte {offset}", str(error)) from None
-        assert isinstance(record.row, kind), "it was when the file was opened"
+        assert isinstance(record.row, kind), "checked when the file was opened"
         return record.row, record
 
     def _of_a_run(self, found: RowT | None) -> RowT:

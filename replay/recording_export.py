@@ -153,7 +153,7 @@ class NewRecording:
 def check_new(path: Path) -> None:
     """Raise ``InvalidInput`` unless a file can be created at ``path``. Nothing is ever overwritten."""
     if os.path.lexists(path):
-        raise InvalidInput(f"{path} exists", hint="choose another FILE, or remove it", field="file")
+        raise InvalidInput(f"{path} already exists", hint="choose another FILE, or remove it", field="file")
     if not path.absolute().parent.is_dir():
         raise InvalidInput(f"there is no folder {str(path.absolute().parent)!r}", hint="create it first", field="file")
 

@@ -35,12 +35,12 @@ class RepeatedLines(logging.Filter):
             is_first = kind not in self._num_held
             self._num_held[kind] = 0 if is_first else self._num_held[kind] + 1
         if is_first:
-            timer = threading.Timer(self._every_s, self._tell, [kind, record])
+            timer = threading.Timer(self._every_s, self._report, [kind, record])
             timer.daemon = True
             timer.start()
         return is_first
 
-    def _tell(self, kind: tuple[str, int, str], first: logging.LogRecord) -> None:
+    def _report(self, kind: tuple[str, int, str], first: logging.LogRecord) -> None:
         with self._lock:
             num_held = self._num_held.pop(kind)
         if num_held:

@@ -64,7 +64,7 @@ class TraceDB:
         self.writers: list[Writer] = []
         self._clock = _SharedClock()
         self._database = sqlite3.connect("", isolation_level=None)  # a private file, deleted with the connection
-        self._database.execute("PRAGMA page_size = 65536")  # fewer writes: a tenth of the time of reading
+        self._database.execute("PRAGMA page_size = 65536")  # fewer writes, which saves a tenth of the time
         self._database.execute(_TABLE)
 
     @classmethod
@@ -204,7 +204,7 @@ def _files(source: TraceSource) -> Iterator[tuple[str, Iterable[bytes]]]:
     folder = find_trace(source)
     if folder is None and not source.is_file():
         what = "no log in" if source.is_dir() else "no folder"
-        raise InvalidInput(f"{what} {source}: looked for {LOOKED_FOR}", field="source")
+        raise InvalidInput(f"{what} {source}: expected {LOOKED_FOR}", field="source")
     for path in trace_files(folder) if folder else [source]:
         try:
             with path.open("rb") as file:

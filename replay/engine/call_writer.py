@@ -83,7 +83,7 @@ class CallWriter:
             os.fsync(self._fd)
         os.close(self._fd)
         if self.num_lost:
-            logger.warning("%s lacks %d calls", self._path, self.num_lost)
+            logger.warning("%s: %d calls were not recorded", self._path, self.num_lost)
 
     def _continued(self) -> int:
         """Prepare to append after the calls in the file. Returns the offset of their end."""

@@ -112,12 +112,12 @@ class Cassette:
             answers.refill(lane)
         seq = answers.pop(lane)
         if seq is None:
-            seq = self._once_more(request, answers)
+            seq = self._start_over(request, answers)
         answers.last[lane] = seq
         self._unused.discard(seq)
         return self._read(seq).reply
 
-    def _once_more(self, request: CallRequest, answers: EqualAnswers) -> int:
+    def _start_over(self, request: CallRequest, answers: EqualAnswers) -> int:
         if not request.is_drawn:
             return answers.last.get(request.lane, answers.first)
         if not self._wraps:

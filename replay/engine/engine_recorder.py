@@ -39,7 +39,7 @@ class EngineRecorder(ServedEngine):
 
     Enter with ``async with``, or with ``with recorder.in_thread()``. Give ``url`` to clients in place of the engine's.
     Streams are forwarded as they arrive. Request headers are forwarded but not stored. On exit, calls in flight have
-    2 s to end; later ones are cut off without being recorded (``num_broken_off``), and the file is closed.
+    2 s to end. The rest are cut off without being recorded (``num_broken_off``), and the file is closed.
 
     Raises ``InvalidInput`` for an ``upstream`` that is not an http(s) address, or an invalid name in
     ``allowed_hosts``. Entering raises ``InvalidInput`` if it cannot listen or cannot write ``file``,

@@ -27,7 +27,7 @@ Record = Literal["missing", "once"]
 class RecordedEngine(ServedEngine):
     """A server on a free port (or ``port``) of ``host`` that replays the engine calls recorded in ``file``.
 
-    Enter with ``async with``, or with ``with engine.in_thread()`` where no event loop runs::
+    Enter with ``async with``, or with ``with engine.in_thread()`` if no event loop is running::
 
         with RecordedEngine("calls.fbr").in_thread() as engine:
             ...  # give engine.url to the code under test; engine.calls, engine.misses
@@ -80,7 +80,7 @@ class RecordedEngine(ServedEngine):
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await super().__aexit__(kind, error, traceback)
-        self._tell_misses(error)
+        self._report_misses(error)
 
     @property
     def calls(self) -> list[CallRequest]:
@@ -110,7 +110,7 @@ class RecordedEngine(ServedEngine):
                 yield self
         except BaseException as error:
             if not isinstance(error, NotRecorded):
-                self._tell_misses(error)
+                self._report_misses(error)
             raise
 
     async def enter(self, stack: AsyncExitStack) -> None:
@@ -152,7 +152,7 @@ class RecordedEngine(ServedEngine):
         else:
             self._num_more_misses += 1
 
-    def _tell_misses(self, error: BaseException | None) -> None:
+    def _report_misses(self, error: BaseException | None) -> None:
         """Raise ``NotRecorded`` for the misses, or add them as a note to ``error``."""
         if not self.misses:
             return

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 MISS_STATUS = HTTPStatus.UNPROCESSABLE_ENTITY
 """A miss is an error of the request: clients would retry the status of an unavailable server."""
 MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 10_000, 64 << 20
-DONE = {"success": True, "message": "the engine is a recorded one: nothing happened"}
+DONE = {"success": True, "message": "this is a recorded engine: nothing was done"}
 MARKED = {"text": "", "output_ids": [], "meta_info": {"finish_reason": {"type": "abort", "message": "Abort"}}}
 
 
@@ -67,7 +67,7 @@ class ReplayAnswers:
         elif request.route in HEALTH:
             await send_json(send, HTTPStatus.OK, b"")
         elif request.method != "POST":
-            await self._tell_fact(request, scope, receive, send)
+            await self._answer_fact(request, scope, receive, send)
         elif request.route in MODELLED:
             await self._administration(scope, _given(request.body, receive), send)
         elif request.route in ADMINISTRATION:
@@ -77,7 +77,7 @@ class ReplayAnswers:
         else:
             await self._replay(request, scope, receive, send)
 
-    async def _tell_fact(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_fact(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             reply = self._fact(request)
         except RecordingDamaged as error:

@@ -163,7 +163,7 @@ class DumpFolder:
         names = (f"{step}.damaged-{number}" for number in count(1))
         aside = next(self.path / name for name in names if not os.path.lexists(self.path / name))
         (self.path / str(step)).rename(aside)
-        logger.warning("%s cannot be loaded: %s; put aside as %s", self.path / str(step), reason, aside.name)
+        logger.warning("%s cannot be loaded: %s; renamed to %s", self.path / str(step), reason, aside.name)
 
 
 def _write_files(folder: Path, step: int, packed: Packed, arguments: Mapping[str, str]) -> None:

@@ -107,7 +107,7 @@ class RolloutSkip(BaseSkip):
             notes = self.dumps.write(step, result, ARGUMENTS.get() or {})
         except Exception as error:  # noqa: BLE001 - from the disk, the value or a codec: none may stop the training
             self._has_failed = True
-            self._log_once("failed", "step %d is not dumped: %s; training continues", step, _in_words(error))
+            self._log_once("failed", "step %d is not dumped: %s; training continues", step, _as_text(error))
         else:
             self._has_failed = False
             self._logged.discard("failed")
@@ -146,7 +146,7 @@ def _bound(func: Callable[..., Any], args: Any, kwargs: Any) -> Mapping[str, Any
         return {**{f"argument {number}": value for number, value in enumerate(args)}, **kwargs}
 
 
-def _in_words(error: Exception) -> str:
+def _as_text(error: Exception) -> str:
     hint = getattr(error, "hint", "")
     return f"{error} ({hint})" if hint else str(error) or type(error).__name__
 

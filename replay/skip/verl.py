@@ -94,7 +94,7 @@ class _Dtype:
 
     def __init__(self, name: str, *_: object) -> None:
         if not re.fullmatch("[biufcSUO][0-9]+", name):
-            raise pickle.UnpicklingError(f"it has an array of {name}")
+            raise pickle.UnpicklingError(f"it contains an array of the unsupported type {name}")
         self.dtype = numpy.dtype(name)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -125,5 +125,5 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         found = _STAND_INS.get(f"{module}.{name}".replace("numpy.core.", "numpy._core."))
         if found is None:
-            raise pickle.UnpicklingError(f"it needs {module}.{name}; Forebay reads tensors, arrays, texts and numbers")
+            raise pickle.UnpicklingError(f"it contains {module}.{name}; only tensors, arrays, texts and numbers load")
         return found

@@ -56,7 +56,7 @@ def events_of(attempt: Attempt) -> EventsOfAttempt:
     events += _unmeasured(attempt, leaves, turns)
     events.sort(key=_by_moment)
     if summary is None or not summary.phases or _is_joined(attempt):
-        phases = _count_anew(attempt, leaves, turns)
+        phases = _count_phases(attempt, leaves, turns)
     else:
         phases = _seconds(summary.phases)
     return EventsOfAttempt(worker or _first_engine(leaves), phases, events, turns)
@@ -217,7 +217,7 @@ def _unmeasured(attempt: Attempt, leaves: Sequence[_Leaf], turns: Sequence[TurnT
 _MEASURED = "measured"
 
 
-def _count_anew(attempt: Attempt, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> dict[str, float]:
+def _count_phases(attempt: Attempt, leaves: Sequence[_Leaf], turns: Sequence[TurnTimes]) -> dict[str, float]:
     """Exclusive seconds by phase, from all spans. Also sets the phases of ``turns``."""
     intervals = [Interval(span.name, begin, end, span.id, up) for begin, end, span, up in leaves]
     shares = rollout_shares(intervals, _turn_marks(attempt, turns, leaves), attempt.begin, attempt.end)

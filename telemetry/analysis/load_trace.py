@@ -49,7 +49,7 @@ class TraceTimeline:
         self.problems = BadLines()
         self._db = TraceDB.read(*sources, on_bad_line=self.problems.add)
         if self._db.is_empty:
-            raise InvalidInput(f"no record of a trace in {self.source}", field="source")
+            raise InvalidInput(f"{self.source} contains no trace records", field="source")
         self._index = TraceIndex(self._db)
         self._steps, self._left_over = plan_steps(self._index)
         self._busy = BusyEngines(self._index.busy)
@@ -102,7 +102,7 @@ class TraceTimeline:
             return
         if self._steps and not is_open:
             note = (
-                f"{len(requests)} requests of {len(self._left_over)} groups were over after the last read: "
+                f"{len(requests)} requests of {len(self._left_over)} groups ended after the last read: "
                 "they belong to no step."
             )
             self.notes += [note] if note not in self.notes else []
@@ -126,7 +126,7 @@ class TraceTimeline:
 
 
 class BusyEngines:
-    """When each engine had requests, for any step; tells how long an engine waited at a step's barrier."""
+    """When each engine had requests, for any step, and how long it waited at a step's barrier."""
 
     def __init__(self, times: Mapping[str, "array[int]"]) -> None:
         """``times``: by engine, begin and end of each of its requests in ns, one after another."""

@@ -72,7 +72,7 @@ def _only_worker(step: ProfileStep, worker: str) -> ProfileStep:
 def _check_known(what: str, name: str | None, known: Sequence[str]) -> None:
     if name is not None and name not in known:
         shown = ", ".join(known if len(known) < 10 else [*known[:5], "…", known[-1]]) or "none"
-        raise InvalidInput(f"no {what} {name!r}: there are {shown}", field=what)
+        raise InvalidInput(f"there is no {what} {name!r} (known: {shown})", field=what)
 
 
 def _add_step(report: ProfileReport, step: ProfileStep, summary: StepSummary) -> list[Finding]:

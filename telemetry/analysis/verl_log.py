@@ -81,7 +81,7 @@ def find_steps(folder: Path) -> list[tuple[int, Path]]:
             found[path.parent].append((int(match[1]), path))
     if len(found) > 1:
         names = ", ".join(sorted(str(place.relative_to(folder)) for place in found if place != folder.parent))
-        raise InvalidInput(f"{folder} has the logs of several experiments: {names}", hint="name the folder of one")
+        raise InvalidInput(f"{folder} has the logs of several experiments: {names}", hint="name the folder of one log")
     return sorted(next(iter(found.values()), []))
 
 

@@ -102,7 +102,7 @@ class WhatIfs:
         if few and max(few)[0] > _GAINS * mean_s:
             found.append(self._would_have_saved(max(few)[1], mean_s) + ".")
         if best_s > _GAINS * mean_s and best != saved[-1][0]:
-            found.append(self._would_have_saved(best, mean_s) + "; a lower one gains nothing more.")
+            found.append(self._would_have_saved(best, mean_s) + "; a lower cap saves no more.")
         return found
 
     def _would_have_saved(self, cap: int, mean_s: float) -> str:

@@ -57,7 +57,7 @@ class OtlpExport:
             raise ForebayError(
                 f"the collector at {self.endpoint} failed after {self.num_sent:,} spans: {reason}",
                 hint="OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_HEADERS set the address and the key; "
-                "export again: the spans keep their ids",
+                "then export again: the spans keep their ids",
             )
         self.num_sent += len(self._waiting)
         self._waiting = []

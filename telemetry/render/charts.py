@@ -191,7 +191,7 @@ def what_if(choices: Sequence[WhatIf], unit: str) -> Chart:
     ordered = sorted(choices, key=lambda each: each.value)
     x = shortened(each.value for each in ordered)
     saved = _line("seconds saved per step", x, [each.saved_s for each in ordered])
-    lost = _line("answers cut or thrown away, in all", x, [each.num_cut for each in ordered])
+    lost = _line("answers cut or thrown away, in total", x, [each.num_cut for each in ordered])
     chart = _chart([saved, lost | {"yaxis": "y2"}], x=unit, y="seconds saved per step")
     chart["layout"]["yaxis2"] = {
         "title": {"text": "answers"},

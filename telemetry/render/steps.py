@@ -20,7 +20,7 @@ ALL_WORKERS = "all workers"
 def step_section(report: ProfileReport, step: StepSummary, shown: ReportSelection) -> PageSection:
     """The section with everything about one step."""
     anchor = shown.steps[step.name]
-    blocks: list[Block] = [ParagraphBlock(_in_words(step))]
+    blocks: list[Block] = [ParagraphBlock(_as_text(step))]
     blocks += _critical_path(step, anchor, shown.requests)
     blocks += _workers(report, step, anchor)
     blocks += _completion(report, step, anchor)
@@ -33,7 +33,7 @@ def step_section(report: ProfileReport, step: StepSummary, shown: ReportSelectio
     return PageSection(anchor, f"Step {step.name}", blocks, is_step=True, is_first=step.name == shown.first_step)
 
 
-def _in_words(step: StepSummary) -> str:
+def _as_text(step: StepSummary) -> str:
     times = {"training": step.train_s, "waiting for rollouts": step.wait_s, "sending": step.send_s}
     parts = ", ".join(f"{name} {seconds_text(value)}" for name, value in times.items() if value is not None)
     known = f": {parts}" if parts else ""

@@ -37,7 +37,7 @@ def completion_section(report: ProfileReport) -> PageSection:
     overall = [curve for curve in report.curves if not curve.worker]
     blocks: list[Block] = []
     if overall:
-        kept = {f"step {curve.step}": curve for curve in _telling(report, overall)}
+        kept = {f"step {curve.step}": curve for curve in _distinct(report, overall)}
         chart = charts.completion(kept, most=points_per_curve(report))
         blocks.append(FigureBlock("cdf_per_step", "When the requests of a step end", chart))
         blocks.append(curve_table([(curve.step, curve) for curve in thinned(overall, MOST_CURVE_ROWS)], "step"))
@@ -47,7 +47,7 @@ def completion_section(report: ProfileReport) -> PageSection:
     return PageSection("completion", "When requests end", blocks)
 
 
-def _telling(report: ProfileReport, overall: Sequence[CompletionCurve]) -> list[CompletionCurve]:
+def _distinct(report: ProfileReport, overall: Sequence[CompletionCurve]) -> list[CompletionCurve]:
     """As many curves as can be told apart: outlier steps, and others evenly spread."""
     marked = {step.name for step in report.steps if step.is_outlier}
     outliers = [curve for curve in overall if curve.step in marked][: charts.MOST_LINES // 2]

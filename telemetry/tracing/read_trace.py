@@ -22,7 +22,7 @@ LONGEST_NS = 1 << 63
 
 TOO_LONG = b'{"kind":"longer than 1 MiB"}\n'
 """Replaces a line longer than ``MAX_LINE_BYTES``; every reader reports it as invalid."""
-HALF_A_LINE = "no record: half a line"
+HALF_A_LINE = "not a record: an incomplete line"
 """The problem with the last line of a file whose process was killed, or is still writing it."""
 _LIKELY_NS = LONGEST_NS >> 1
 _FILE_NAME = re.compile(r"(run|gateway|server)-(\d+)-(\d+)\.(\d+)\.jsonl")
@@ -98,7 +98,7 @@ def decode_line(line: bytes) -> Record | str:
     try:
         record = _decoder.decode(line)
     except (msgspec.DecodeError, ValueError) as error:  # the second is for invalid UTF-8
-        return f"no record: {error}" if line.endswith(b"\n") else HALF_A_LINE
+        return f"not a record: {error}" if line.endswith(b"\n") else HALF_A_LINE
     return _wrong_times(record) or record
 
 

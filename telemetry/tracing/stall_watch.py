@@ -79,7 +79,7 @@ class StallWatch:
         now, last = time.monotonic(), self._beat_s
         self._beat_s = now
         if now - last - _BEAT_S >= self._stall_s or self._noted_s == last:
-            self._tell(last, now, has_ended=True)
+            self._report(last, now, has_ended=True)
         self._timer = asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     def _look(self) -> None:
@@ -93,9 +93,9 @@ class StallWatch:
             self._stack = _stack(sys._current_frames().get(self._thread_id))
             if self._beat_s == last:
                 self._noted_s = last
-                self._tell(last, time.monotonic(), has_ended=False)
+                self._report(last, time.monotonic(), has_ended=False)
 
-    def _tell(self, last_beat_s: float, now_s: float, *, has_ended: bool) -> None:
+    def _report(self, last_beat_s: float, now_s: float, *, has_ended: bool) -> None:
         # The stall began between the last beat and the missing one.
         stack = self._stack if self._noted_s == last_beat_s else []
         stall = Stall(last_beat_s + _BEAT_S / 2, now_s, stack, has_ended)

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 TRACE_VARIABLE = "FOREBAY_TRACE"
-"""The variable that tells a child process of a run where to record: an ``InheritedTrace`` as JSON."""
+"""The variable that says where a child process of a run records: an ``InheritedTrace`` as JSON."""
 PARENT_VARIABLE = "TRACEPARENT"
 """The variable with the parent span. Name and format are OpenTelemetry's."""
 

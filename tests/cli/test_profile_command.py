@@ -215,4 +215,4 @@ def test_one_step_is_compared_with_the_same_of_others(forebay: Forebay, log: Pat
     assert [[step["name"] for step in each["steps"]] for each in (document, *document["compared"])] == [["2"], ["2"]]
     outcome = forebay("profile", log, "--step", "4", "--compare", other)
     assert (outcome.code, outcome.out) == (2, "")
-    assert f"{other}: no step '4': there are 1, 2" in outcome.err
+    assert f"{other}: there is no step '4' (known: 1, 2)" in outcome.err

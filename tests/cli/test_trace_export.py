@@ -63,7 +63,7 @@ def test_lines_that_were_left_out_are_counted_and_named(forebay: Forebay) -> Non
     done = forebay("trace", "export", "log", "--to", "perfetto")
     assert done.code == 0
     assert "13 lines were left out" in done.err
-    assert "run-1-7.0.jsonl:2: no record" in done.err
+    assert "run-1-7.0.jsonl:2: not a record" in done.err
     assert "and 3 more" in done.err
 
 

@@ -111,7 +111,7 @@ def test_a_broken_line_is_told_with_its_number(tmp_path: Path) -> None:
     path, _ = recorded_run(tmp_path)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:5], b'{"kind": "roll\n', *lines[5:]]))
-    with pytest.raises(InvalidInput, match=rf"{path.name}: line 6 is broken: no record") as told:
+    with pytest.raises(InvalidInput, match=rf"{path.name}: line 6 is broken: not a record") as told:
         read_log(path)
     assert told.value.field == "source"
     assert told.value.hint

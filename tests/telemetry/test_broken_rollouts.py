@@ -44,7 +44,7 @@ def test_their_tokens_and_time_were_thrown_away(report: ProfileReport) -> None:
     assert (step.broken_attempts, step.broken_tokens) == (1, 400)
     assert step.broken_s == pytest.approx(40)
     [finding] = [each for each in report.findings if each.cause == "over_sampling"]
-    told = "1 attempts that were stopped at their cap and run again had taken 40 s and 400 tokens"
+    told = "1 attempts that were stopped at their cap and run again took 40 s and 400 tokens"
     assert told in finding.sentence
     assert "surplus requests" in finding.sentence
     assert "1 attempts were stopped at their cap and run again: 40 s and 400 tokens." in report.sentences

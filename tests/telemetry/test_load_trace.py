@@ -136,7 +136,7 @@ def test_groups_that_nobody_read_belong_to_no_step_and_that_is_noted(trace: Plan
     server.read(2, 10, 11, ["a"], step=0)
     timeline = load(trace.folder)
     assert [len(step.requests) for step in timeline.steps()] == [2]
-    assert timeline.notes == ["2 requests of 1 groups were over after the last read: they belong to no step."]
+    assert timeline.notes == ["2 requests of 1 groups ended after the last read: they belong to no step."]
 
 
 def test_a_request_has_its_leaves_and_what_nobody_measured(trace: PlantedTrace) -> None:
@@ -480,7 +480,7 @@ def test_without_a_log_it_says_what_was_looked_for(tmp_path: Path, is_there: boo
 
 
 def test_a_stream_without_a_record_is_no_trace() -> None:
-    with pytest.raises(InvalidInput, match="no record of a trace"):
+    with pytest.raises(InvalidInput, match="contains no trace records"):
         load([b"<html>"])
 
 

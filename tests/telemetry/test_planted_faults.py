@@ -147,8 +147,8 @@ def test_a_worker_that_was_silent_from_25_to_175_seconds_stood_still(report_of: 
     finding = only_finding(report)
     assert (finding.cause, finding.path.worker, finding.path.event) == ("stalled_engine", "0", "engine")
     assert finding.seconds == pytest.approx(150, rel=0.01)
-    assert "worker 0 ended nothing from 25 s to 175 s (150 s)" in finding.sentence
-    assert "it was stalled" in finding.sentence
+    assert "no request of worker 0 ended from 25 s to 175 s (150 s)" in finding.sentence
+    assert "the worker was stalled" in finding.sentence
 
 
 def test_a_worker_that_goes_on_at_another_rate_was_slow(report_of: Report) -> None:
@@ -161,7 +161,7 @@ def test_a_worker_that_goes_on_at_another_rate_was_slow(report_of: Report) -> No
     (gap,) = report.gaps
     assert not gap.is_standstill
     assert gap.rate_after < 0.3 * gap.rate_before
-    assert "it was slow" in only_finding(report).sentence
+    assert "the worker was slow" in only_finding(report).sentence
 
 
 def oversampled(window_s: float = 84.51, num: int = 1024, kept: int = 921) -> PlannedStep:
@@ -184,7 +184,7 @@ def test_of_1024_requests_921_are_kept_and_each_abort_counts_once(report_of: Rep
     assert step.thrown_tokens == 103 * 700
     finding = only_finding(report)
     assert finding.cause == "over_sampling"
-    assert "921 of 1,024 requests were used; the other 103 had taken 8,705 s and 72,100 tokens" in finding.sentence
+    assert "921 of 1,024 requests were used; the other 103 took 8,705 s and 72,100 tokens" in finding.sentence
     assert any(text.startswith("103 of 1,024 requests were thrown away") for text in report.sentences)
 
 
@@ -206,7 +206,7 @@ def test_a_worker_whose_engine_is_slow_is_late_for_that(report_of: Report) -> No
             turn.engine_s *= 2
     finding = only_finding(report_of(steps))
     assert (finding.cause, finding.path.step, finding.path.worker) == ("barrier", "2", "2")
-    assert ": its engine gave 5 tokens/s to a request, theirs 10. Check the load of that engine" in finding.sentence
+    assert ": its engine made 5 tokens/s per request, theirs 10. Check the load of that engine" in finding.sentence
 
 
 def test_a_phase_that_does_not_depend_on_lengths_is_named(report_of: Report) -> None:

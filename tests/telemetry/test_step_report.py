@@ -280,7 +280,7 @@ def test_groups_that_were_judged_and_discarded_are_no_surplus(trace: PlantedTrac
     assert step.discarded_s == pytest.approx(20)
     causes = {finding.cause: finding for finding in report.findings}
     assert "over_sampling" not in causes
-    assert "(2 invalid) had taken 20 s and 10 tokens (66.7 % of all request time)" in causes["discarded"].sentence
+    assert "(2 invalid) took 20 s and 10 tokens (66.7 % of all request time)" in causes["discarded"].sentence
     assert "2 of 3 requests were in groups that were discarded (2 invalid): 20 s and 10 tokens." in report.sentences
 
 
@@ -292,9 +292,9 @@ def test_one_step_or_one_worker_can_be_asked_for(trace: PlantedTrace) -> None:
     (step,) = report.steps
     assert (step.name, step.num_requests, step.requests_by_worker) == ("1", 1, {"http://e2": 1})
     assert step.critical_path[-2].path.request == "b/1"  # the release waited for it, wherever it ran
-    with pytest.raises(InvalidInput, match="no step '9': there are 0, 1"):
+    with pytest.raises(InvalidInput, match=r"there is no step '9' \(known: 0, 1"):
         analyse(load(trace.folder), step="9")
-    with pytest.raises(InvalidInput, match="no worker 'e9': there are http://e1, http://e2"):
+    with pytest.raises(InvalidInput, match=r"there is no worker 'e9' \(known: http://e1, http://e2"):
         analyse(load(trace.folder), worker="e9")
 
 
@@ -303,7 +303,7 @@ def test_the_report_names_what_was_left_out(trace: PlantedTrace) -> None:
     trace.file("gateway").write_line(b"half a line")
     report = analyse(load(trace.folder))
     assert report.num_problems == 1
-    assert report.problems[0].startswith(f"{trace.folder}/gateway-1-7.0.jsonl:2: no record")
+    assert report.problems[0].startswith(f"{trace.folder}/gateway-1-7.0.jsonl:2: not a record")
     document = json.loads(report.as_json())
     assert [step["name"] for step in document["steps"]] == ["0", "1"]
     assert document["num_requests"] == 4

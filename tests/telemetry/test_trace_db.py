@@ -77,12 +77,12 @@ def test_clocks_that_cannot_be_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        (b"{\n", "no record"),
-        (b"\xff\xfe\n", "no record"),
-        (b'{"kind":"span","name":"tool","t":NaN,"d":1,"id":"a"}\n', "no record"),
-        (b'{"kind":"span","name":"tool","t":1.5,"d":1,"id":"a"}\n', "no record"),
-        (b'{"kind":"dance","t":1}\n', "no record"),
-        (b"[]\n", "no record"),
+        (b"{\n", "not a record"),
+        (b"\xff\xfe\n", "not a record"),
+        (b'{"kind":"span","name":"tool","t":NaN,"d":1,"id":"a"}\n', "not a record"),
+        (b'{"kind":"span","name":"tool","t":1.5,"d":1,"id":"a"}\n', "not a record"),
+        (b'{"kind":"dance","t":1}\n', "not a record"),
+        (b"[]\n", "not a record"),
         (msgspec.json.encode(Span(name="tool", t=-1, d=1, id="a")) + b"\n", "a negative time"),
         (msgspec.json.encode(Span(name="tool", t=1, d=-1, id="a")) + b"\n", "a negative time"),
         (msgspec.json.encode(Open(name="tool", t=-1, id="a")) + b"\n", "a negative time"),

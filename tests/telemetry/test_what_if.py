@@ -63,7 +63,7 @@ def test_where_lowering_the_cap_gains_nothing_more_is_said(tmp_path: Path) -> No
     requests += [PlannedRequest(f"l{place}", [PlannedTurn(910 + place, 91 + place * TOKEN_S)]) for place in range(9)]
     requests.append(PlannedRequest("tool", [PlannedTurn(50, 5.0, tool_s=55.0), PlannedTurn(50, 1.0)]))
     report = analyse(load(write_log(tmp_path, [PlannedStep({"0": requests}, {})])))
-    assert any("; a lower one gains nothing more." in text for text in report.sentences)
+    assert any("; a lower cap saves no more." in text for text in report.sentences)
 
 
 def test_a_cap_that_cuts_few_answers_is_recommended(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def _reason(step: ProfileStep, late: str) -> tuple[str, str]:
     speed = rates.tokens_per_s(late)
     speeds = [found for worker in by_worker if (found := rates.tokens_per_s(worker))]
     if rates.knows_tokens and speed and speeds and fmean(speeds) > _CLEARLY * speed:
-        return f": its engine gave {speed:.0f} tokens/s to a request, theirs {fmean(speeds):.0f}", "slow_rate"
+        return f": its engine made {speed:.0f} tokens/s per request, theirs {fmean(speeds):.0f}", "slow_rate"
     own_s, usual_s = _usual_end(own), median([_usual_end(others) for others in by_worker.values()])
     return f": its last request was {max(own, key=lambda request: request.end_s).request_id}", (
         "barrier" if own_s > _CLEARLY * usual_s else ""

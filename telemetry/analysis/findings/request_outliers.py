@@ -1,7 +1,7 @@
 """Finds requests that took longer than comparable ones. A threshold decides, not a rank, so most steps have none.
 
-Five times are measured for each request: its duration, the time at its engine, that time relative to its tokens, the
-reward, and the time outside its engine. A request is an outlier if the logarithm of one of them is more than five
+There are five measures of a request: its duration, the time at its engine, that time relative to its tokens, the time
+of its reward, and the time outside its engine. A request is an outlier if one measure's logarithm is more than five
 robust standard deviations above the median of its step, and the excess is more than a twentieth of the step.
 """
 

@@ -15,7 +15,7 @@ from forebay.telemetry.numbers import seconds_text, share_text
 MIN_SHARE = 0.05
 """Share of the step; a smaller cost is not reported."""
 MIN_S = 0.1
-"""A smaller cost is not reported: nobody investigates a tenth of a second."""
+"""A smaller cost is not reported: a tenth of a second is not worth an investigation."""
 _WORK_SHARE = 0.25
 """Tools and agents are the purpose of a rollout. On a step's critical path they are reported above this share."""
 _WORK = ("tool", "agent", "hold")
@@ -103,9 +103,9 @@ def _of_gap(step: ProfileStep, summary: StepSummary, gap: Gap, gaps: Sequence[Ga
     seconds = sum(other.end_s - other.begin_s for other in same)
     what = "was stalled" if gap.is_standstill else "was slow"
     text = (
-        f"worker {gap.worker} ended nothing from {seconds_text(gap.begin_s)} to {seconds_text(gap.end_s)} "
+        f"no request of worker {gap.worker} ended from {seconds_text(gap.begin_s)} to {seconds_text(gap.end_s)} "
         f"({seconds_text(gap.end_s - gap.begin_s)}), between {gap.rate_before:.1f} requests a second before "
-        f"({gap.num_before} ended) and {gap.rate_after:.1f} after ({gap.num_after}): it {what}"
+        f"({gap.num_before} ended) and {gap.rate_after:.1f} after ({gap.num_after}): the worker {what}"
     )
     if len(same) > 1:
         text += f"; this happened {len(same)} times, for {seconds_text(seconds)} in total"
@@ -174,12 +174,12 @@ def _over_sampling(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]
         wanted = summary.num_requests - sum(summary.discarded_requests.values())
         parts.append(
             f"{wanted - summary.thrown_requests} of {wanted:,} requests were used; "
-            f"the other {summary.thrown_requests} had taken "
+            f"the other {summary.thrown_requests} took "
             f"{seconds_text(summary.thrown_s)} and {summary.thrown_tokens:,} tokens"
         )
     if summary.broken_attempts:
         parts.append(
-            f"{summary.broken_attempts:,} attempts that were stopped at their cap and run again had taken "
+            f"{summary.broken_attempts:,} attempts that were stopped at their cap and run again took "
             f"{seconds_text(summary.broken_s)} and {summary.broken_tokens:,} tokens"
         )
     text = f"{'; '.join(parts)} ({share_text(share)} of all request time)"
@@ -194,7 +194,7 @@ def _discarded(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
     share = summary.discarded_s / total_s if total_s > 0 else 0.0
     reasons = ", ".join(f"{number:,} {why}" for why, number in summary.discarded_requests.items())
     text = (
-        f"of {summary.num_requests:,} requests, those of groups that were discarded ({reasons}) had taken "
+        f"of {summary.num_requests:,} requests, those of discarded groups ({reasons}) took "
         f"{seconds_text(summary.discarded_s)} and {summary.discarded_tokens:,} tokens "
         f"({share_text(share)} of all request time)"
     )

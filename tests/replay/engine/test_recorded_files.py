@@ -93,7 +93,7 @@ async def test_where_the_disk_is_full_calls_go_on_with_one_warning(
         last = await chat(recorder.url, 4)
         assert len(engine.calls) == 5
     assert len([line for line in caplog.messages if "no longer recorded" in line]) == 1
-    assert [line for line in caplog.messages if "lacks 3 calls" in line]
+    assert [line for line in caplog.messages if "3 calls were not recorded" in line]
     async with RecordedEngine(file) as engine:
         assert [await chat(engine.url, 0), await chat(engine.url, 4)] == [first, last]
 

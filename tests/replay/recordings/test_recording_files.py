@@ -166,7 +166,7 @@ def test_a_recording_of_calls_alone_has_no_run(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "a.fbr"
     path.write_text("mine")
-    with pytest.raises(InvalidInput, match="exists"):
+    with pytest.raises(InvalidInput, match="already exists"):
         write_recording(path)
     with pytest.raises(InvalidInput, match="there is no folder"):
         write_recording(tmp_path / "none" / "a.fbr")
