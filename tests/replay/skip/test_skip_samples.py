@@ -96,8 +96,8 @@ async def test_the_trainers_step_and_the_order_of_samples_are_never_mixed(tmp_pa
 
 def test_the_page_says_what_must_not_be_decorated_by_its_place_in_the_feed() -> None:
     page = (Path(__file__).parents[3] / "docs/skip.md").read_text(encoding="utf-8")
-    assert "Prefer a step that each call tells where calls run side by side" in page
-    assert "called once for each sample *of a group* must not be decorated by its place in the feed" in page
+    assert "Where calls run concurrently, prefer a step that is read from each call" in page
+    assert "Do not decorate a function that is called once for each sample *of a group* by its position" in page
 
 
 async def test_64_samples_at_once_each_get_their_own(tmp_path: Path) -> None:
