@@ -1,4 +1,4 @@
-"""The client of an asynchronous trainer: ``BufferClient`` to be awaited."""
+"""The awaited client of a trainer."""
 
 import asyncio
 import os
@@ -24,10 +24,10 @@ from forebay.core.weight_versions import PauseMode
 
 
 class AsyncBufferClient:
-    """``BufferClient`` to be awaited: the same methods, entered with ``async with``, iterated with ``async for``.
+    """``BufferClient`` for asyncio: awaited methods, entered with ``async with``, iterated with ``async for``.
 
-    Leases are extended by a task. A read that is cancelled loses nothing: what it had leased is the next read's, or is
-    given back when the client is left. Leaving breaks off what other tasks are doing with it: ``ClientClosed``.
+    A task extends the leases. Cancelling a read loses nothing: the batch it leased goes to the next read, or is
+    released when the client closes. Calls that other tasks have in progress at that time raise ``ClientClosed``.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class AsyncBufferClient:
         await self.close()
 
     async def close(self) -> None:
-        """As ``BufferClient.close``."""
+        """Interrupt calls of other tasks, release what is still leased, and close; see ``BufferClient.close``."""
         if not self._reading.reads.end():
             return
         keeper, self._keeper = self._keeper, None
@@ -73,7 +73,7 @@ class AsyncBufferClient:
 
     @property
     def run_id(self) -> str:
-        """The run that was started or attached to; empty before."""
+        """The run that this client started or attached to; empty before that."""
         return self._reading.run_id
 
     async def start(
@@ -83,29 +83,29 @@ class AsyncBufferClient:
         input_file: str | Path | None = None,
         **settings: Any,
     ) -> RunStats:
-        """As ``BufferClient.start``."""
+        """Start a run and attach to it; see ``BufferClient.start``."""
         return await self._run(self._reading.start(start_payload(task_type, group_size, input_file, settings)))
 
     async def attach(self, run_id: str) -> RunStats:
-        """As ``BufferClient.attach``."""
+        """Attach to an existing run; see ``BufferClient.attach``."""
         return await self._run(self._reading.attach(run_id))
 
     async def runs(self, name: str | None = None) -> list[RunStats]:
-        """As ``BufferClient.runs``."""
+        """Every run of the server, or every run with this ``name``, oldest first."""
         return await self._run(self._reading.runs(name))
 
     async def stats(self) -> RunStats:
-        """As ``BufferClient.stats``."""
+        """The state and the statistics of the run."""
         return await self._run(self._reading.stats())
 
     async def stop(self) -> RunStats:
-        """As ``BufferClient.stop``."""
+        """Stop the run's process. Its data is kept, and completed groups can still be read."""
         return await self._run(self._reading.stop())
 
     # --- weights
 
     async def set_weight_version(self, version: int) -> None:
-        """As ``BufferClient.set_weight_version``."""
+        """Announce the version of the weights in the engines (0 or more). Staleness is counted from it."""
         await self._run(self._reading.set_weight_version(version))
 
     async def update_weights(
@@ -116,19 +116,19 @@ class AsyncBufferClient:
         *,
         timeout_s: float = UPDATE_TIMEOUT_S,
     ) -> WeightUpdate:
-        """As ``BufferClient.update_weights``."""
+        """Load weights into every engine of the run and announce them; see ``BufferClient.update_weights``."""
         return await self._run(self._reading.update_weights(version, str(model_path), mode, timeout_s))
 
     @asynccontextmanager
     async def paused_engines(
         self, mode: PauseMode = "abort", *, weight_version: int | None = None, limit_s: float = PAUSE_LIMIT_S
     ) -> AsyncIterator[EnginePause]:
-        """As ``BufferClient.paused_engines``."""
+        """Pause the engines of the run inside the ``async with`` block; see ``BufferClient.paused_engines``."""
         pause = await self._run(self._reading.pause_engines(mode, limit_s))
         try:
             yield pause
-        except BaseException:  # however the block ends, engines must not stand still
-            # Shielded: a task that was cancelled inside the block is perhaps cancelled once more.
+        except BaseException:  # however the block ends, the engines must resume
+            # Shielded: a task that was cancelled inside the block may be cancelled a second time.
             await asyncio.shield(self._run(self._reading.continue_engines(None)))
             raise
         await self._run(self._reading.continue_engines(weight_version))
@@ -145,7 +145,7 @@ class AsyncBufferClient:
         max_staleness: int | None = None,
         drop_last: bool = False,
     ) -> AsyncIterator[Batch]:
-        """As ``BufferClient.batches``."""
+        """Iterate over batches until the run ends; see ``BufferClient.batches``."""
         return self._iterate(Wanted(num_groups, batch_size, lease_s, step, max_staleness), drop_last=drop_last)
 
     async def _iterate(self, wanted: Wanted, *, drop_last: bool) -> AsyncIterator[Batch]:
@@ -163,26 +163,26 @@ class AsyncBufferClient:
         step: int | None = None,
         max_staleness: int | None = None,
     ) -> Batch | None:
-        """As ``BufferClient.read``."""
+        """Read one batch, or None after ``wait_s`` seconds without one; see ``BufferClient.read``."""
         wanted = Wanted(num_groups, batch_size, lease_s, step, max_staleness)
         return await self._run(self._reading.read(wanted, wait_s))
 
     async def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None = None) -> CheckpointResult:
-        """As ``BufferClient.checkpoint``."""
+        """Add batches to the checkpoint of ``step`` and ack them; see ``BufferClient.checkpoint``."""
         return await self._run(self._reading.checkpoint(step, batches))
 
     async def checkpoints(self) -> list[CheckpointInfo]:
-        """As ``BufferClient.checkpoints``."""
+        """The checkpoints of the run, by step."""
         return await self._run(self._reading.checkpoints())
 
     async def rewind(self, step: int | None) -> RewindResult:
-        """As ``BufferClient.rewind``."""
+        """Make groups that are in no checkpoint up to ``step`` ready again; see ``BufferClient.rewind``."""
         return await self._run(self._reading.rewind(step))
 
     async def ack(self, batch: BatchLike) -> None:
-        """As ``BufferClient.ack``."""
+        """Mark a batch as used; see ``BufferClient.ack``."""
         await self._run(self._reading.ack(batch))
 
     async def release(self, batches: BatchLike | Iterable[BatchLike]) -> None:
-        """As ``BufferClient.release``."""
+        """Release batches: their groups are ready for the next reader. Raises ``BatchAcked``."""
         await self._run(self._reading.release(batches))

@@ -1,4 +1,4 @@
-"""The client of a trainer that blocks; its awaited twin says the same (``requests.py``)."""
+"""The blocking client of a trainer. ``async_buffer_client.py`` has the awaited one; both use ``requests.py``."""
 
 import os
 import threading
@@ -28,7 +28,7 @@ JOIN_S = 5.0
 
 
 class BufferClient:
-    """Reads batches of a run, and tells the buffer what became of them::
+    """Reads batches of a run and reports to the buffer what was done with them::
 
         with BufferClient("http://127.0.0.1:8889") as client:
             client.start("math", group_size=8, input_file="tasks.jsonl", remote_engine_url="http://127.0.0.1:30000")
@@ -36,22 +36,22 @@ class BufferClient:
                 train(batch.rows)
                 client.checkpoint(step)  # before the model of this step becomes visible
 
-    A batch is leased: it is this client's until it is checkpointed, acked or released, and while the client lives its
-    lease is extended, at a third of ``lease_s``, by a thread of the client's own. A lease that is lost all the same
-    (this process stood still for longer than ``lease_s``, or somebody rewound the run) is told by ``LeaseLost`` at the
-    next call that has to do with batches, once for each lost batch. ``rewind`` to the last checkpoint is the remedy.
+    A batch is leased to this client until the client checkpoints, acks or releases it. A background thread extends the
+    lease every third of ``lease_s``. A lease can still be lost: the process was suspended for longer than ``lease_s``,
+    or another client rewound the run. The next call that concerns batches then raises ``LeaseLost``, once per lost
+    batch. To recover, ``rewind`` to the last checkpoint.
 
-    Leaving the ``with`` block, by its end or by an error, gives back what is still leased: batches that were
-    checkpointed or acked stay so, all others are ready for the next reader at once. What other threads are doing with
-    the client is broken off: a read or an iterator that waits there raises ``ClientClosed``, as does every later call,
-    and what it was about to get is given back as well.
+    Leaving the ``with`` block, normally or by an exception, releases what is still leased: those batches are ready for
+    the next reader at once. Checkpointed and acked batches are unaffected. Calls that other threads have in progress
+    are interrupted and raise ``ClientClosed``, as does every later call. A batch that such a call was about to return
+    is released too.
 
-    Every call is made again while nobody answers or the server says that it is busy, for up to ``retry_for_s`` seconds:
-    a restart of the server is not noticed. No repetition does anything twice. Errors are those of
-    ``forebay.core.errors``, and ``ServerUnreachable``. May be used by several threads.
+    While the server is unreachable or busy, each call is retried for up to ``retry_for_s`` seconds, so a restart of the
+    server goes unnoticed. Retries never have an effect twice. Calls raise the errors of ``forebay.core.errors``, and
+    ``ServerUnreachable``. The client is thread-safe.
 
-    ``token`` is the server's, by default the environment's ``FOREBAY_TOKEN``. With ``as_tensors`` the token arrays of a
-    batch come as tensors for ``collate``, many times faster than as lists, and its rows are without them.
+    ``token`` is the server's token, by default ``FOREBAY_TOKEN`` from the environment. With ``as_tensors``, token
+    arrays arrive as tensors for ``collate``, many times faster than as lists, and the rows omit them.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class BufferClient:
         self.close()
 
     def close(self) -> None:
-        """Break off what other threads are doing with this client, give back what is still leased, and let go of the
-        connections. What leaving the ``with`` block does."""
+        """Interrupt calls of other threads, release what is still leased, and close the connections. Leaving the
+        ``with`` block does the same."""
         if not self._reading.reads.end():
             return
-        # No batch is taken any more, so nothing wakes a keeper that would outlive the client.
+        # No batch is taken from now on, so nothing starts another keeper, which would outlive the client.
         with self._keeper_lock:
             keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.stop()
-        # Cut first: what a read of another thread leases after the giving back, nobody would find.
+        # Cut first: a read in another thread could otherwise lease a batch after the release below.
         self._transport.cut()
         try:
             self._transport.run_last(self._reading.leave())
@@ -105,7 +105,7 @@ class BufferClient:
 
     @property
     def run_id(self) -> str:
-        """The run that was started or attached to; empty before."""
+        """The run that this client started or attached to; empty before that."""
         return self._reading.run_id
 
     def start(
@@ -117,20 +117,20 @@ class BufferClient:
     ) -> RunStats:
         """Start a run and attach to it.
 
-        ``input_file`` is a path on the server. ``settings`` are the other fields of a start: ``remote_engine_url``,
-        ``num_epoch``, ``name``, ``max_staleness``, whatever the generator takes. With ``replay="run-…"``, or
-        ``replay={"source": "run-…", "steps": "50-60"}``, what is left out is as it was recorded; any other start needs
-        ``task_type`` and ``group_size``.
+        ``input_file`` is a path on the server. ``settings`` are the other fields of a start (``remote_engine_url``,
+        ``num_epoch``, ``name``, ``max_staleness``, …) and any that the generator takes. ``task_type`` and
+        ``group_size`` are required, except with ``replay="run-…"`` or ``replay={"source": "run-…", "steps": "50-60"}``:
+        a replay takes omitted fields from the recording.
 
         Raises ``StartRefused``, ``InvalidInput``.
         """
         return self._run(self._reading.start(start_payload(task_type, group_size, input_file, settings)))
 
     def attach(self, run_id: str) -> RunStats:
-        """Go on with a run that exists.
+        """Attach to an existing run.
 
-        Raises ``RunNotFound``, and, as ``start`` does, ``InvalidInput`` while batches of another run are leased to this
-        client: they must be checkpointed, acked or released before.
+        Raises ``RunNotFound``. Like ``start``, raises ``InvalidInput`` while batches of another run are leased to this
+        client: checkpoint, ack or release them first.
         """
         return self._run(self._reading.attach(run_id))
 
@@ -139,17 +139,17 @@ class BufferClient:
         return self._run(self._reading.runs(name))
 
     def stats(self) -> RunStats:
-        """The run in numbers."""
+        """The state and the statistics of the run."""
         return self._run(self._reading.stats())
 
     def stop(self) -> RunStats:
-        """End the run's process. Its data stays, and what is complete can still be read."""
+        """Stop the run's process. Its data is kept, and completed groups can still be read."""
         return self._run(self._reading.stop())
 
     # --- weights
 
     def set_weight_version(self, version: int) -> None:
-        """Tell which policy the engines have now (0 or more): staleness counts from it."""
+        """Announce the version of the weights in the engines (0 or more). Staleness is counted from it."""
         self._run(self._reading.set_weight_version(version))
 
     def update_weights(
@@ -160,13 +160,14 @@ class BufferClient:
         *,
         timeout_s: float = UPDATE_TIMEOUT_S,
     ) -> WeightUpdate:
-        """Let every engine of the run load the weights in ``model_path``, a path on its machine, and announce them.
+        """Load the weights in ``model_path``, a path on each engine's machine, into every engine; announce ``version``.
 
-        The engines stand still meanwhile. With ``mode`` "abort" calls in flight end, and the base generator goes on
-        with them from their tokens; with "retract" they go on by themselves, their cache computed anew under the new
-        weights; with "in_place" they go on with the old cache: fastest, and their logprobs belong to no one policy.
+        The engines are paused meanwhile. ``mode`` decides what happens to calls in flight. With "abort" they end, and
+        the base generator continues them from their tokens. With "retract" the engine continues them and recomputes
+        their cache under the new weights. With "in_place" they continue with the old cache, which is fastest, but
+        their logprobs belong to no single policy.
 
-        Raises ``WeightUpdateFailed``, which names the engine and what it said, ``EnginesPaused``.
+        Raises ``WeightUpdateFailed``, which names the engine and quotes its reply, and ``EnginesPaused``.
         """
         return self._run(self._reading.update_weights(version, str(model_path), mode, timeout_s))
 
@@ -174,16 +175,16 @@ class BufferClient:
     def paused_engines(
         self, mode: PauseMode = "abort", *, weight_version: int | None = None, limit_s: float = PAUSE_LIMIT_S
     ) -> Iterator[EnginePause]:
-        """The engines of the run stand still, idle, inside the ``with`` block, for weights that the trainer brings.
+        """Pause the engines of the run inside the ``with`` block, so that the trainer can transfer weights itself.
 
-        At its end they go on, with ``weight_version`` announced, to the engines too; after an error they go on without
-        it. A block that takes longer than ``limit_s`` seconds raises ``PauseExpired`` at its end. ``mode`` is that of
-        ``update_weights``.
+        When the block ends, the engines resume and ``weight_version`` is announced, also to the engines. After an error
+        they resume without it. A block that takes longer than ``limit_s`` seconds raises ``PauseExpired`` at its end.
+        ``mode`` is as for ``update_weights``.
         """
         pause = self._run(self._reading.pause_engines(mode, limit_s))
         try:
             yield pause
-        except BaseException:  # however the block ends, engines must not stand still
+        except BaseException:  # however the block ends, the engines must resume
             self._run(self._reading.continue_engines(None))
             raise
         self._run(self._reading.continue_engines(weight_version))
@@ -200,15 +201,13 @@ class BufferClient:
         max_staleness: int | None = None,
         drop_last: bool = False,
     ) -> Iterator[Batch]:
-        """Iterate over batches of ``num_groups`` groups, or of as many as have ``batch_size`` rows, until the run has
-        ended.
+        """Iterate over batches of ``num_groups`` groups, or of ``batch_size`` rows in whole groups, until the run ends.
 
-        The last batch may be smaller; with ``drop_last`` the groups that would make it are left in the buffer.
-        ``step`` is what the first batch will be used for, each further one is for the step after; it is only
-        recorded and shown. ``max_staleness`` replaces the run's own bound. A run has ended for this iterator also
-        when all that is left of it is leased to this client.
+        The last batch may be smaller; with ``drop_last`` its groups stay in the buffer. ``step`` is the training step
+        of the first batch and increases by one per batch; the server only records and shows it. ``max_staleness``
+        overrides the run's own limit. Iteration also ends once all remaining groups are leased to this client.
 
-        Raises ``RunEnded`` at the end of a run that failed, ``LeaseLost``.
+        Raises ``LeaseLost``, and ``RunEnded`` at the end of a run that failed.
         """
         return self._iterate(Wanted(num_groups, batch_size, lease_s, step, max_staleness), drop_last=drop_last)
 
@@ -227,18 +226,18 @@ class BufferClient:
         step: int | None = None,
         max_staleness: int | None = None,
     ) -> Batch | None:
-        """One batch; None if there is none within ``wait_s`` seconds. Without ``wait_s`` it waits as long as it takes.
+        """Read one batch. Returns None if none is ready within ``wait_s`` seconds; without ``wait_s``, waits for one.
 
-        Raises ``RunEnded`` when nothing will ever come, ``LeaseLost``.
+        Raises ``LeaseLost``, and ``RunEnded`` when the run can deliver no more groups.
         """
         wanted = Wanted(num_groups, batch_size, lease_s, step, max_staleness)
         return self._run(self._reading.read(wanted, wait_s))
 
     def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None = None) -> CheckpointResult:
-        """Fix batches to the checkpoint of ``step`` and ack them, all or none: a rewind to it will not undo them.
+        """Add batches to the checkpoint of ``step`` and ack them, all or none. A rewind to this step keeps them.
 
-        By default these are ALL batches that this client handed out and that no checkpoint holds. A loop that reads
-        ahead must name those that it trained on, or the checkpoint claims batches that the model has not seen::
+        The default is ALL batches that this client has returned and that are in no checkpoint. A loop that reads ahead
+        must name the batches it trained on; otherwise the checkpoint includes batches that the model has not seen::
 
             trained = []
             for batch in prefetch(client.batches(num_groups=16)):
@@ -248,30 +247,30 @@ class BufferClient:
                     client.checkpoint(step, trained)
                     trained.clear()
 
-        Call it before the model file becomes visible: a mark without a model is harmless, a model without its mark is
-        not. Raises ``LeaseLost``, ``CheckpointConflict``, ``BatchNotFound``.
+        Call it before the model file becomes visible: a checkpoint here without a model is harmless, but not a model
+        without its checkpoint. Raises ``LeaseLost``, ``CheckpointConflict``, ``BatchNotFound``.
         """
         return self._run(self._reading.checkpoint(step, batches))
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """The checkpoints that the run knows, by step."""
+        """The checkpoints of the run, by step."""
         return self._run(self._reading.checkpoints())
 
     def rewind(self, step: int | None) -> RewindResult:
-        """Undo all that no checkpoint up to ``step`` holds: those groups are ready again, in their order, for whoever
-        reads next, and every lease of the run is revoked. None goes to before the first checkpoint.
+        """Make every group that is in no checkpoint up to ``step`` ready again, in its original order.
 
-        What a trainer calls when it loads a model. Raises ``CheckpointNotFound``, which lists the known steps.
+        All leases of the run are revoked, those of other clients too. With None, the run is rewound to its beginning.
+        Call it when the trainer loads a model. Raises ``CheckpointNotFound``, which lists the known steps.
         """
         return self._run(self._reading.rewind(step))
 
     def ack(self, batch: BatchLike) -> None:
-        """A batch is done with; the next ``checkpoint`` holds it. For loops without checkpoints.
+        """Mark a batch as used; the next ``checkpoint`` includes it. For loops without checkpoints.
 
         Raises ``LeaseLost``.
         """
         self._run(self._reading.ack(batch))
 
     def release(self, batches: BatchLike | Iterable[BatchLike]) -> None:
-        """Give batches back: their groups are ready for the next reader. Raises ``BatchAcked``."""
+        """Release batches: their groups are ready for the next reader. Raises ``BatchAcked``."""
         self._run(self._reading.release(batches))
