@@ -1,12 +1,12 @@
-"""What a trainer, or a generator that runs elsewhere, imports: batches out of the buffer, samples into it.
+"""The Python API for trainers and for generators that run elsewhere: read batches, write samples.
 
-``trainer/`` reads: batches under leases, acks, checkpoints, weight versions (``BufferClient``, ``AsyncBufferClient``);
-what it hands out is in ``model``. ``tensors/`` makes padded tensors of a batch, ``slime/`` is slime's rollout function
-over the same clients. ``sample_writer/`` writes (``SampleWriter``, ``AsyncSampleWriter``).
+``trainer/`` reads batches under leases, acks, checkpoints and announces weight versions (``BufferClient``,
+``AsyncBufferClient``); ``model`` has the data that it returns. ``tensors/`` makes padded tensors of a batch, and
+``slime/`` is slime's rollout function. ``sample_writer/`` writes samples (``SampleWriter``, ``AsyncSampleWriter``).
 
-All of them ask by ``calls/``, the one HTTP client of our own server, which the command line, run processes and the
-gateway have as well. A protocol is written once, without I/O, as a flow of calls; a blocking and an awaited driver make
-them. What goes wrong here, and not at the server, is in ``errors``.
+All of them use ``calls/``, the HTTP client for Forebay's server, as do the command line, run processes and the gateway.
+Each protocol is written once, without I/O, as a flow of calls, and run by a blocking or an awaited driver. ``errors``
+has the errors that arise in the client itself.
 """
 
 from forebay.client.errors import ClientClosed, SamplesRefused, ServerUnreachable, WriterClosed

@@ -1,4 +1,4 @@
-"""What can go wrong at a client, besides what the server says: that is raised as the class of ``core.errors``."""
+"""Errors that arise in a client. Errors that the server reports are raised as their classes in ``core.errors``."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,17 +10,17 @@ from forebay.core.errors import ForebayError
 
 
 class ServerUnreachable(ForebayError, ConnectionError):
-    """Nobody answered at the server's address for as long as the client tried."""
+    """The server did not answer for as long as the client retried."""
 
     code = "server_unreachable"
     status = 503
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the server does not answer: {reason}", hint="is it running, and is the address right?")
+        super().__init__(f"the server does not answer: {reason}", hint="check that it is running, and the address")
 
 
 class SamplesRefused(ForebayError, ValueError):
-    """The buffer will not take some samples, as they are wrong. ``refusals`` are they, each with what is wrong."""
+    """The buffer rejected invalid samples. ``refusals`` lists them, each with its error."""
 
     code = "samples_refused"
     status = 422
@@ -34,23 +34,23 @@ class SamplesRefused(ForebayError, ValueError):
 
 
 class WriterClosed(ForebayError, RuntimeError):
-    """The writer takes nothing more: it was closed, or it has failed and says why."""
+    """The writer accepts no more samples: it was closed, or it failed for the reason in the message."""
 
     code = "writer_closed"
     status = 409
 
     def __init__(self, message: str = "this writer is closed") -> None:
-        super().__init__(message, hint="open another one; a sample that is written twice is stored once")
+        super().__init__(message, hint="open another writer; a sample that is written twice is stored once")
 
 
 class ClientClosed(ForebayError, RuntimeError):
-    """The client was left, perhaps by another thread, while this call was under way or before it."""
+    """The client was closed, perhaps by another thread, before or during this call."""
 
     code = "client_closed"
     status = 409
 
     def __init__(self) -> None:
-        hint = "what was leased is ready for the next reader; open another client to go on"
+        hint = "open another client to continue; batches that were leased are ready for the next reader"
         super().__init__("this client is closed", hint=hint)
 
 
@@ -66,20 +66,20 @@ _BY_CODE = {kind.code: kind for kind in _kinds() if kind.__module__ == errors.__
 def make_error(
     code: str, message: str, *, hint: str = "", field: str | None = None, status: int | None = None
 ) -> ForebayError:
-    """The error that ``code`` stands for, with the words of the server; a ``ForebayError`` if the code is unknown.
+    """The error with this ``code`` and the server's message; a plain ``ForebayError`` if the code is unknown.
 
-    ``status_code`` is the status that the server answered with, if it did.
+    ``status`` is the HTTP status of the server's reply, if there was one.
     """
     kind = _BY_CODE.get(code, ForebayError)
     error = kind.__new__(kind, message)
-    ForebayError.__init__(error, message, hint=hint, field=field)  # the words are there: the kind need not find them
+    ForebayError.__init__(error, message, hint=hint, field=field)  # the class's own __init__ would compose a message
     if status is not None:
         error.__dict__["status_code"] = status
     return error
 
 
 def error_in(value: Any, status: int | None = None) -> ForebayError | None:
-    """The error in ``{"code", "message", "hint", "field"?}``; None if that is not what ``value`` is."""
+    """The error in ``{"code", "message", "hint", "field"?}``; None if ``value`` has another form."""
     if not isinstance(value, dict) or not isinstance(value.get("message"), str):
         return None
     field = value.get("field")
@@ -93,15 +93,16 @@ def error_in(value: Any, status: int | None = None) -> ForebayError | None:
 
 
 def error_of(status: int, body: bytes, asked: str, retry_after_s: float | None = None) -> ForebayError:
-    """The error that a reply tells of; one that says so if the reply is not Forebay's."""
+    """The error in a reply, or an error that says that the reply is not from a Forebay server."""
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError:
         value = None
     error = error_in(value.get("error"), status) if isinstance(value, dict) else None
     if error is None:
-        hint = "is this the address of a Forebay server?"
-        error = make_error("", f"the answer to {asked} is not Forebay's (status {status})", hint=hint, status=status)
+        hint = "check that this is the address of a Forebay server"
+        message = f"the reply to {asked} is not from a Forebay server (status {status})"
+        error = make_error("", message, hint=hint, status=status)
     if retry_after_s is not None:
         error.__dict__["retry_after_s"] = retry_after_s
     return error

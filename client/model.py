@@ -1,4 +1,4 @@
-"""What a trainer gets: batches and groups, and the server's answers about runs, checkpoints and weights."""
+"""The data a trainer receives: batches and groups, and replies about runs, checkpoints and weights."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from forebay.core.ids import InstanceId
 from forebay.core.weight_versions import PauseMode
 
 Row: TypeAlias = dict[str, Any]
-"""A sample as the reader gets it: what was written, with ``reward`` normalised and ``raw_reward`` as it was."""
+"""A sample as it is read: the written fields, with ``reward`` normalised and the original in ``raw_reward``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,47 +20,47 @@ class Group:
     """The samples of one instance in one epoch."""
 
     instance_id: InstanceId
-    """The task row, as its generator names it."""
+    """Id of the task row, as its generator names it."""
     samples: Sequence[Row]
-    """Their rows, with those that a hook added to fill the group."""
+    """The rows of the group, with those that a hook added to fill it."""
     group_id: str = ""
-    """What the server knows it by."""
+    """The server's id of the group."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Whole groups that are this reader's until it checkpoints, acks or releases them, or its lease runs out."""
+    """Whole groups, leased to one reader until it checkpoints, acks or releases them, or the lease expires."""
 
     batch_id: str
-    """What the server knows it by."""
+    """The server's id of the batch."""
     rows: Sequence[Row]
     """The samples of all groups; those of a group are adjacent."""
     meta_info: dict[str, Any]
-    """What the run's hook tells of all that arrived since the last batch."""
+    """Statistics of all samples that arrived since the last batch, computed by the run's hook."""
     lease_s: float
-    """For how many seconds it is leased; its client extends that by itself."""
+    """Seconds for which the batch is leased; the client extends the lease by itself."""
     group_sizes: Sequence[int]
-    """Rows of each group: they need not be equally many, and two epochs of an instance may stand side by side."""
+    """Number of rows in each group. Sizes may differ, and two epochs of an instance may be adjacent."""
     step: int | None = None
-    """The step that the batch was asked for."""
+    """The training step given when the batch was read."""
     foreign_rows: Collection[int] = ()
-    """The places of rows in which ``rollout_id``, ``outcome``, ``fork``, ``epoch`` and ``slot`` may mean something
-    else: who wrote them knows nothing of Forebay."""
+    """Indices of rows from writers that know nothing of Forebay. In them, ``rollout_id``, ``outcome``, ``fork``,
+    ``epoch`` and ``slot`` may have another meaning."""
     content: bytes = field(default=b"", repr=False)
-    """The tensors of a batch that came as such: its rows are without ``tokens``, ``logprobs`` and ``loss_mask``."""
+    """The tensors of a batch read with ``as_tensors``; its rows omit ``tokens``, ``logprobs`` and ``loss_mask``."""
     group_ids: Sequence[str] = ()
-    """What the server knows each group by."""
+    """The server's ids of the groups."""
 
     @property
     def num_groups(self) -> int:
-        """How many groups it has, those without rows included."""
+        """Number of groups, those without rows included."""
         return len(self.group_sizes)
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The rows by group, oldest ready group first. One that a hook left without rows is not among them."""
-        places = pairwise(accumulate(self.group_sizes, initial=0))
-        named = zip(places, self.group_ids or [""] * self.num_groups, strict=True)
+        """The rows by group, oldest ready group first. Groups that a hook left without rows are omitted."""
+        bounds = pairwise(accumulate(self.group_sizes, initial=0))
+        named = zip(bounds, self.group_ids or [""] * self.num_groups, strict=True)
         return [
             Group(self.rows[start]["instance_id"], self.rows[start:end], key)
             for (start, end), key in named
@@ -79,127 +79,127 @@ def batch_ids(batches: BatchLike | Iterable[BatchLike]) -> list[str]:
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
-    """So many groups ended undelivered, in a row or in all, that something must be wrong; ``message`` says what."""
+    """A sign that something is wrong with a run: too many groups ended undelivered, consecutively or in total."""
 
     message: str
     """What happened, and what to do about it."""
     reasons: dict[str, int]
-    """Groups by why they ended."""
+    """Number of groups by the reason for which they ended."""
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in numbers, as ``GET /v1/runs/{run_id}`` shows it."""
+    """State and statistics of a run, from ``GET /v1/runs/{run_id}``."""
 
     run_id: str
-    """What the server knows it by."""
+    """The server's id of the run."""
     task_type: str
-    """Which generator it runs."""
+    """The task type of its generator."""
     state: str
     """``validating``, ``running``, ``finished``, ``stopped`` or ``failed``."""
     has_ended: bool
-    """Nothing will come from it any more; what is ready can still be read."""
+    """Whether the run has stopped producing groups; ready ones can still be read."""
     name: str = ""
-    """The name that its start gave it; empty without one."""
+    """The name given at its start; empty without one."""
     reason: str = ""
-    """Why it stopped or failed."""
+    """Why the run stopped or failed."""
     engine_urls: list[str] = []
-    """The engines that it was started with."""
+    """The engines given at its start."""
     warnings: list[str] = []
     """Warnings about its start (misspelt fields) and its samples (no token ids)."""
     is_waiting_for_engine: bool = False
-    """None of its engines answers; its deadlines stand still meanwhile."""
+    """Whether none of its engines responds. Deadlines are paused meanwhile."""
     is_held: bool = False
-    """It waits for the trainer's next weight version: its step has all the groups that it needs."""
+    """Whether the run waits for the trainer's next weight version: its step has all the groups that it needs."""
     is_paused: bool = False
-    """Its engines stand still, until its trainer or the server lets them go on."""
+    """Whether its engines are paused, until the trainer or the server resumes them."""
     is_stalled: bool = False
-    """It has an alarm."""
+    """Whether it has an alarm."""
     alarm: Alarm | None = None
-    """Why probably nothing will come of it; none as long as groups are delivered."""
+    """Why the run will probably deliver nothing; None while groups are delivered."""
     weight_version: int | None = None
-    """What its trainer announced last."""
+    """The weight version that its trainer announced last."""
     created_at_s: float = 0.0
     """Seconds since the Unix epoch."""
     num_groups_total: int | None = None
-    """Groups that it will have in all, where its generator knows."""
+    """Total number of groups of the run, if its generator knows it."""
     groups: dict[str, int] = {}
-    """Groups by state: ``open``, ``ready``, ``leased``, ``acked``, ``discarded``."""
+    """Number of groups by state: ``open``, ``ready``, ``leased``, ``acked``, ``discarded``."""
     num_groups_full: int = 0
-    """The open ones whose slots are all filled: the next read asks ``is_valid_group`` about them."""
+    """Open groups whose slots are all filled; the next read calls ``is_valid_group`` for them."""
     num_groups_idle: int = 0
-    """The open ones that do not age: none of their rollouts is in flight."""
+    """Open groups without a rollout in flight; they do not age."""
     discarded: dict[str, int] = {}
-    """Discarded groups by reason."""
+    """Number of discarded groups by reason."""
     samples: dict[str, int] = {}
-    """Samples by what became of them, and how many are buffered."""
+    """Number of samples by outcome, and of those buffered now."""
     outcomes: dict[str, int] = {}
-    """Rollouts by how they ended: ``ok``, ``truncated``, ``engine_failure``, …"""
+    """Number of rollouts by outcome: ``ok``, ``truncated``, ``engine_failure``, …"""
     rewards: dict[str, float | None] = {}
-    """``num``, ``mean``, ``min`` and ``max`` of the samples in groups."""
+    """``num``, ``mean``, ``min`` and ``max`` of the rewards of samples in groups."""
     counts: dict[str, int] = {}
-    """What its processes count, by name."""
+    """Counters of the run's processes, by name."""
     tokens: dict[str, Any] = {}
     """Tokens ``kept`` and ``wasted``; ``mean_finished`` and ``mean_aborted``, tokens per rollout."""
     settings: dict[str, Any] = {}
-    """The settings of its start, with those that it left to their defaults."""
+    """The settings of the run, defaults included."""
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that the run knows."""
+    """A checkpoint of a run."""
 
     step: int
     """The trainer's number for it."""
     batch_ids: list[str]
-    """The batches that this checkpoint fixed, and no earlier one."""
+    """The batches that this checkpoint added to the earlier ones."""
     num_groups: int = 0
-    """Groups in those batches."""
+    """Number of groups in those batches."""
     at_s: float = 0.0
     """Seconds since the Unix epoch."""
 
 
 class CheckpointResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint fixed."""
+    """The result of a checkpoint."""
 
     step: int
-    """The step that it was made for."""
+    """The step of the checkpoint."""
     batch_ids: list[str]
     """All batches of this step, those of an earlier call for it included."""
     checkpoints: list[int]
-    """The steps of all checkpoints that the run knows, ascending."""
+    """The steps of all checkpoints of the run, ascending."""
 
 
 class RewindResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rewind undid."""
+    """The result of a rewind."""
 
     step: int | None
-    """The checkpoint that the run is back at; none for its beginning."""
+    """The checkpoint that the run was rewound to; None for its beginning."""
     num_batches: int
-    """Batches that count as never read."""
+    """Number of batches that now count as never read."""
     num_groups: int
-    """Groups that are ready again."""
+    """Number of groups that are ready again."""
     checkpoints: list[int]
-    """The steps of the checkpoints that are left, ascending."""
+    """The steps of the remaining checkpoints, ascending."""
 
 
 class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """An update that all engines of the run took."""
+    """A weight update that all engines of the run completed."""
 
     weight_version: int
-    """What the engines have now."""
+    """The version the engines have now."""
     mode: PauseMode
-    """What became of the calls in flight."""
+    """How calls in flight were handled."""
     workers: list[str]
     """The addresses of the engines; behind a router those of its workers."""
     paused_s: float
-    """How long they stood still."""
+    """Seconds for which the engines were paused."""
 
 
 class EnginePause(msgspec.Struct, frozen=True, kw_only=True):
-    """Engines that stand still, idle."""
+    """A pause of the engines of a run."""
 
     mode: PauseMode
-    """What became of the calls in flight."""
+    """How calls in flight were handled."""
     limit_s: float
-    """After so many seconds they go on by themselves."""
+    """Seconds after which the engines resume by themselves."""
     workers: list[str]
-    """Their addresses; behind a router those of its workers."""
+    """The addresses of the engines; behind a router those of its workers."""

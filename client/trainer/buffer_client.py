@@ -247,8 +247,8 @@ class BufferClient:
                     client.checkpoint(step, trained)
                     trained.clear()
 
-        Call it before the model file becomes visible: a checkpoint here without a model is harmless, but not a model
-        without its checkpoint. Raises ``LeaseLost``, ``CheckpointConflict``, ``BatchNotFound``.
+        Call it before the model file becomes visible. A checkpoint without its model is harmless; a model without its
+        checkpoint is not. Raises ``LeaseLost``, ``CheckpointConflict``, ``BatchNotFound``.
         """
         return self._run(self._reading.checkpoint(step, batches))
 

@@ -1,4 +1,4 @@
-"""What a trainer asks of the server, as flows."""
+"""The requests of a trainer, as flows."""
 
 import logging
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 POLL_S = 5.0
-"""Seconds of the longest poll: short enough to notice the end of a run that this client itself keeps from ending."""
+"""Longest poll: short enough to notice the end of a run that only this client's own leases keep from ending."""
 REPLY_TIMEOUT_S = 60.0
 UPDATE_TIMEOUT_S = 900.0
 PAUSE_TIMEOUT_S = 120.0
@@ -58,7 +58,7 @@ LEAVING_RETRY_S = 5.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for with each batch."""
+    """The arguments of a read."""
 
     num_groups: int | None
     batch_size: int | None
@@ -68,23 +68,23 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if (self.num_groups is None) == (self.batch_size is None):
-            raise InvalidInput("give either num_groups or batch_size", field="num_groups")
+            raise InvalidInput("give exactly one of num_groups and batch_size", field="num_groups")
 
     def body(self) -> Json:
-        """The request's, without what differs from try to try."""
+        """The body of the request, without the fields that differ between tries."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def next(self) -> "Wanted":
-        """The same for the next step."""
+        """The arguments for the next step."""
         return self if self.step is None else replace(self, step=self.step + 1)
 
     def last(self, num_left: int, *, drop_last: bool) -> "Wanted":
-        """What to ask for once more when a run has ended with so many groups: all of them, unless those are dropped."""
+        """The last read of a run that ended with ``num_left`` groups: all of them, unless ``drop_last``."""
         return self if drop_last else replace(self, num_groups=num_left, batch_size=None)
 
 
 class Reading:
-    """The protocol of one reader. Its methods return flows; it holds what outlives them."""
+    """The protocol of one reader. Its methods return flows; the object holds the state between them."""
 
     def __init__(self, retry_for_s: float, *, as_tensors: bool = False) -> None:
         self._retry_for_s = retry_for_s
@@ -94,12 +94,12 @@ class Reading:
         self.reads = Reads()
         self._warned: set[tuple[str, str]] = set()
         self._acked_of: dict[str, list[str]] = {}
-        """By run that was left for another: acked batches that no checkpoint holds yet."""
+        """Acked batches that are in no checkpoint yet, by run, for runs that the client has left."""
 
     # --- runs
 
     def start(self, payload: Json) -> Flow[RunStats]:
-        """Start a run and attach to it. Made again after a lost reply, under its ``start_id``, it is the same start."""
+        """Start a run and attach to it. A retry after a lost reply has the same ``start_id``: no second run starts."""
         yield from self._leave_run_for(payload.get("run_id"))
         payload = {"start_id": f"start-{token_hex(12)}", **payload}
         call = json_call("POST", "v1/runs", payload, REPLY_TIMEOUT_S)
@@ -109,7 +109,7 @@ class Reading:
         return stats
 
     def attach(self, run_id: str) -> Flow[RunStats]:
-        """Go on with a run. Raises ``RunNotFound``, and ``InvalidInput`` while batches of another run are leased."""
+        """Attach to a run. Raises ``RunNotFound``, and ``InvalidInput`` while batches of another run are leased."""
         yield from self._leave_run_for(run_id)
         return self._attached((yield from self._ask("GET", f"v1/runs/{run_id}")))
 
@@ -117,19 +117,19 @@ class Reading:
         if run_id == self.run_id or not self.run_id:
             return
         self.leases.check()
-        # Nobody would extend them any more: they would go to another reader, and be trained on twice.
+        # Their leases would no longer be extended: another reader would get them, and they would be trained on twice.
         if leased := self.leases.leased_ids:
-            what = f"{leased[0]} is leased" if len(leased) == 1 else f"{len(leased)} batches are leased"
-            hint = "checkpoint, ack or release them first, or take a client for each run"
-            raise InvalidInput(f"{what}, of {self.run_id}", field="run_id", hint=hint)
-        yield from self._give_back_all([])
+            what = leased[0] if len(leased) == 1 else f"{len(leased)} batches"
+            hint = "checkpoint, ack or release them first, or use one client per run"
+            raise InvalidInput(f"still leased to this client: {what} of {self.run_id}", field="run_id", hint=hint)
+        yield from self._release_all([])
 
     def _attached(self, view: Json) -> RunStats:
         stats = msgspec.convert(view, RunStats)
         if stats.run_id != self.run_id:
             acked = self._acked_of.pop(stats.run_id, ())
             self._acked_of[self.run_id] = self.leases.exchange_acked(acked)
-            self.reads.forget()  # what they had leased was given back when the run was left
+            self.reads.forget()  # their batches were released when the client left the run
         self.run_id = stats.run_id
         return stats
 
@@ -145,42 +145,42 @@ class Reading:
             query["before"] = page[-1]["run_id"]
 
     def stats(self) -> Flow[RunStats]:
-        """The run in numbers."""
+        """The state and the statistics of the run."""
         return msgspec.convert((yield from self._ask("GET", self._path())), RunStats)
 
     def stop(self) -> Flow[RunStats]:
-        """End the run's process."""
+        """Stop the run's process."""
         return msgspec.convert((yield from self._ask("POST", self._path("stop"), {})), RunStats)
 
     # --- weights
 
     def set_weight_version(self, version: int) -> Flow[None]:
-        """Announce the policy from which staleness counts."""
+        """Announce the weight version from which staleness is counted."""
         yield from self._ask("PUT", self._path("weight_version"), {"weight_version": version})
 
     def update_weights(self, version: int, model_path: str, mode: PauseMode, timeout_s: float) -> Flow[WeightUpdate]:
-        """Let the engines load other weights, and announce them."""
+        """Load other weights into the engines, and announce them."""
         body = {"weight_version": version, "model_path": model_path, "mode": mode}
         reply = yield from self._ask("PUT", self._path("weight_version"), body, timeout_s)
         return msgspec.convert(reply, WeightUpdate)
 
     def pause_engines(self, mode: PauseMode, limit_s: float) -> Flow[EnginePause]:
-        """Let the engines stand still."""
+        """Pause the engines."""
         body = {"mode": mode, "limit_s": limit_s}
         reply = yield from self._ask("POST", self._path("engines/pause"), body, PAUSE_TIMEOUT_S)
         return msgspec.convert(reply, EnginePause)
 
     def continue_engines(self, version: int | None) -> Flow[None]:
-        """Let the engines go on, and announce the weights that they have, if a version is given."""
+        """Resume the engines, and announce the version of their weights, if one is given."""
         body = {} if version is None else {"weight_version": version}
         yield from self._ask("POST", self._path("engines/continue"), body, REPLY_TIMEOUT_S)
 
     # --- batches
 
     def read(self, wanted: Wanted, wait_s: float | None) -> Flow[Batch | None]:
-        """A batch, or None once ``wait_s`` is over."""
+        """Read a batch; None if there is none within ``wait_s`` seconds."""
         deadline = Deadline(ENDLESS_S if wait_s is None else wait_s)
-        poll_s = 0.0  # the first look does not wait: what is there is had even without time
+        poll_s = 0.0  # the first request does not wait, so that a ready batch is returned even with wait_s=0
         while True:
             batch = yield from self._lease(wanted, min(poll_s, deadline.left_s))
             if batch is not None or deadline.left_s <= 0:
@@ -188,7 +188,7 @@ class Reading:
             poll_s = POLL_S
 
     def next_batch(self, wanted: Wanted, *, drop_last: bool) -> Flow[Batch | None]:
-        """A batch, however long it takes; None when there will be none. Raises ``RunEnded`` for a run that failed."""
+        """Wait for a batch; None when the run has no more. Raises ``RunEnded`` for a run that failed."""
         poll_s, num_seen = 0.0, 0
         while True:
             try:
@@ -206,27 +206,27 @@ class Reading:
                 stats = yield from self.stats()
                 _check_not_failed(stats)
                 return None
-            # While leases last, what they hold may come back, and the server says nothing of an end. If they are this
-            # client's own, then having nothing else is the end for it.
+            # Leased groups may still be released, so the server does not report an end. If all of them are leased to
+            # this client, there is nothing left for it to read.
             if self.leases.leased_ids if not num_left else drop_last:
                 _check_not_failed(stats)
                 return None
-            # Groups that were there and did not go out may be gone by now, discarded by the read: look again at once.
+            # Ready groups that were not returned may have been discarded by the read: ask again at once.
             poll_s, num_seen = 0.0 if num_left != num_seen else POLL_S, num_left
 
     def _lease(self, wanted: Wanted, wait_s: float) -> Flow[Batch | None]:
-        """One request for a batch."""
+        """Make one request for a batch."""
         self.leases.check()
         path = self._path("batches")
         request_id = self.reads.begin(wanted)
         call = self._read_call(path, {**wanted.body(), "wait_s": round(wait_s, 3), "request_id": request_id})
         try:
             reply = yield from answered(call, self._retry_for_s)
-        except BaseException:  # also a call that was cancelled
-            # Its batch may be leased: the next read that wants the same asks under the same id, and gets the same.
+        except BaseException:  # cancellation included
+            # Its batch may be leased: the next read with the same arguments reuses the id and gets the same batch.
             self.reads.break_off(wanted, request_id)
             raise
-        with self.reads.taking(request_id):  # the client may have been closed while the answer was under way
+        with self.reads.taking(request_id):  # the client may have been closed while the reply was in transit
             return self._taken(reply, call, wanted)
 
     def _read_call(self, path: str, body: Json) -> Call:
@@ -234,7 +234,7 @@ class Reading:
         return replace(call, headers={**call.headers, "Accept": TENSORS_TYPE}) if self._as_tensors else call
 
     def _taken(self, reply: ServerReply, call: Call, wanted: Wanted) -> Batch | None:
-        """What a reply has, which is this client's from here on."""
+        """The batch in a reply, whose lease the client extends from here on; None if there is none."""
         content = reply.body if is_blob(reply.body) else b""
         batch = decoded(replace(reply, body=blob_json(content)) if content else reply, call)
         if batch["batch_id"] is None:
@@ -251,13 +251,13 @@ class Reading:
         )
 
     def _warn(self, text: str | None) -> None:
-        """Say what the server warns of, once for each run."""
+        """Log a warning of the server, once per run."""
         if text and (self.run_id, text) not in self._warned:
             self._warned.add((self.run_id, text))
             logger.warning("%s: %s", self.run_id, text)
 
     def ack(self, batch: BatchLike) -> Flow[None]:
-        """A batch is done with."""
+        """Mark a batch as used."""
         self.leases.check()
         for batch_id in batch_ids(batch):
             with self.leases.busy([batch_id]):
@@ -265,14 +265,14 @@ class Reading:
                 self.leases.acked(batch_id)
 
     def release(self, batches: BatchLike | Iterable[BatchLike]) -> Flow[None]:
-        """Give batches back."""
+        """Release batches."""
         for batch_id in batch_ids(batches):
             with self.leases.busy([batch_id]):
                 yield from self._ask("POST", self._path(f"batches/{batch_id}/release"), {})
                 self.leases.drop([batch_id])
 
     def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None) -> Flow[CheckpointResult]:
-        """Fix batches to a step; by default all that no checkpoint holds."""
+        """Add batches to the checkpoint of a step; by default all that are in no checkpoint."""
         self.leases.check()
         ids = self.leases.all_ids if batches is None else batch_ids(batches)
         with self.leases.busy(ids):
@@ -281,12 +281,12 @@ class Reading:
         return msgspec.convert(reply, CheckpointResult)
 
     def checkpoints(self) -> Flow[list[CheckpointInfo]]:
-        """The checkpoints that the run knows, by step."""
+        """The checkpoints of the run, by step."""
         reply = yield from self._ask("GET", self._path("checkpoints"))
         return msgspec.convert(reply["checkpoints"], list[CheckpointInfo])
 
     def rewind(self, step: int | None) -> Flow[RewindResult]:
-        """Undo what no checkpoint up to ``step`` holds."""
+        """Make groups that are in no checkpoint up to ``step`` ready again."""
         ids = self.leases.all_ids
         with self.leases.busy(ids):
             reply = yield from self._ask("POST", self._path("rewind"), {"step": step})
@@ -297,14 +297,14 @@ class Reading:
     # --- leases
 
     def keep(self) -> Flow[None]:
-        """Extend leases when they are due, for ever."""
+        """Extend leases when they are due, without end."""
         while True:
             yield Pause(self.leases.pause_s, is_wakeable=True)
             for batch_id, lease_s in self.leases.due():
                 yield from self._extend(batch_id, lease_s)
 
     def _extend(self, batch_id: str, lease_s: float) -> Flow[None]:
-        # Asked once, and not for long: other leases wait for their turn meanwhile.
+        # One try with a short timeout: other leases wait for their turn meanwhile.
         call = json_call("POST", self._path(f"batches/{batch_id}/extend"), {}, max(1.0, lease_s / 6))
         reply: ServerReply | Lost = yield call
         if isinstance(reply, ServerReply) and reply.is_success:
@@ -318,37 +318,37 @@ class Reading:
         self.leases.extended(batch_id, is_done=False)
 
     def leave(self) -> Flow[None]:
-        """Give back what is leased, known or not. What cannot be given back is left to the leases' end.
+        """Release all leased batches, those of interrupted reads included. What cannot be released expires.
 
-        To be run when reads have ended and those under way were broken off.
+        To be run after reads have ended and those in progress were interrupted.
         """
         self._retry_for_s = min(self._retry_for_s, LEAVING_RETRY_S)
-        yield from self._give_back_all(self.leases.leased_ids)
+        yield from self._release_all(self.leases.leased_ids)
 
-    def _give_back_all(self, batch_ids: list[str]) -> Flow[None]:
-        """Give these back, and those of reads that were broken off."""
-        given_back: set[str] = set()
+    def _release_all(self, batch_ids: list[str]) -> Flow[None]:
+        """Release these batches, and those of interrupted reads."""
+        released: set[str] = set()
         try:
-            while True:  # until none is found: a read that was broken off may be answered at the server only now
+            while True:  # until none is found: the server may answer an interrupted read only now
                 for batch_id in batch_ids:
-                    yield from self._give_back(batch_id)
-                given_back.update(batch_ids)
-                batch_ids = [batch_id for batch_id in (yield from self._untaken()) if batch_id not in given_back]
+                    yield from self._release_one(batch_id)
+                released.update(batch_ids)
+                batch_ids = [batch_id for batch_id in (yield from self._untaken()) if batch_id not in released]
                 if not batch_ids:
                     return
         except ForebayError as error:
-            logger.warning("not all batches were released, their leases will run out: %s", error)
+            logger.warning("not all batches were released; the leases of the others will expire: %s", error)
 
-    def _give_back(self, batch_id: str) -> Flow[None]:
+    def _release_one(self, batch_id: str) -> Flow[None]:
         try:
             yield from self.release(batch_id)
-        except (ServerUnreachable, NotFound):  # and so with all others: leaving must not take a minute for each
+        except (ServerUnreachable, NotFound):  # all others would fail too: closing must not take a minute for each
             raise
         except ForebayError as error:
             logger.warning("%s was not released: %s", batch_id, error)
 
     def _untaken(self) -> Flow[list[str]]:
-        """Batches of reads that were broken off: they went out, and nobody here took them."""
+        """Batches of interrupted reads: leased to this client, but never taken by it."""
         request_ids = self.reads.open_ids
         if not request_ids:
             return []
@@ -359,7 +359,8 @@ class Reading:
 
     def _path(self, rest: str = "") -> str:
         if not self.run_id:
-            raise InvalidInput("no run is chosen", hint="call start() or attach(run_id) first", field="run_id")
+            hint = "call start() or attach(run_id) first"
+            raise InvalidInput("this client is not attached to a run", hint=hint, field="run_id")
         return f"v1/runs/{self.run_id}/{rest}".rstrip("/")
 
     def _ask(
@@ -376,15 +377,15 @@ def _check_not_failed(stats: RunStats) -> None:
 
 
 def _as_lost(batch_id: str, error: Exception) -> ForebayError:
-    """What the trainer's next call raises."""
+    """The error that the trainer's next call raises."""
     hint = getattr(error, "hint", "") or "rewind to the last checkpoint"
-    return make_error("lease_lost", f"the lease of {batch_id} is lost: {error}", hint=hint)
+    return make_error("lease_lost", f"the lease of {batch_id} was lost: {error}", hint=hint)
 
 
 def start_payload(
     task_type: str | None, group_size: int | None, input_file: str | Path | None, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """The body of a start; what is None is left out."""
+    """The body of a start, without the fields that are None."""
     named = {"task_type": task_type, "group_size": group_size}
     given = {name: value for name, value in named.items() if value is not None} | settings
     if input_file is not None:

@@ -156,7 +156,7 @@ def test_what_is_wrong_is_said_in_types(run: NativeRun, client: BufferClient, pr
         client.ack("batch-none")
     with pytest.raises(UnknownTaskType, match="no generator"):
         client.start("no-such-task", group_size=1)
-    with pytest.raises(InvalidInput, match="no run is chosen"):
+    with pytest.raises(InvalidInput, match="not attached to a run"):
         BufferClient(proxy.url).stats()
     with pytest.raises(InvalidInput, match="not a server's address"):
         BufferClient("localhost:8889")

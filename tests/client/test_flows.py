@@ -183,7 +183,7 @@ def test_what_the_server_says_is_raised_as_what_it_is(kind: type[ForebayError]) 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": "text"}', b'{"detail": "x"}'])
 def test_an_answer_that_is_not_forebays_says_so(body: bytes) -> None:
     error = error_of(404, body, "GET x")
-    assert "GET x is not Forebay's (status 404)" in str(error)
+    assert "GET x is not from a Forebay server (status 404)" in str(error)
     assert "address" in error.hint
 
 

@@ -33,7 +33,7 @@ def client(server: ServerProcess, first: NativeRun) -> Iterator[BufferClient]:
 
 def test_a_run_with_leased_batches_is_not_left(client: BufferClient, first: NativeRun, second: NativeRun) -> None:
     batch = take(client)
-    with pytest.raises(InvalidInput, match=f"{batch.batch_id} is leased, of {first.run_id}"):
+    with pytest.raises(InvalidInput, match=f"still leased to this client: {batch.batch_id} of {first.run_id}"):
         client.attach(second.run_id)
     with pytest.raises(InvalidInput, match="is leased"):
         client.start("idle", 4)
