@@ -1,7 +1,7 @@
-"""Calls and their repetition, without I/O: flows say what they want of the outside, and are sent what came of it.
+"""Calls and retries, without I/O.
 
-A *flow* is a generator that yields a ``Call``, a ``Pause`` or ``Work``. ``transport.py`` has two drivers, one that
-blocks and one that awaits; both run the same flows, so that what the client does is written once.
+A *flow* is a generator that yields a ``Call``, a ``Pause`` or ``Work`` and is sent the result. ``transport.py`` has a
+blocking and an awaited driver. Both run the same flows, so that the client's behaviour is written once.
 """
 
 import json
@@ -22,29 +22,29 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
 
-# 500 is none of them: an error of the server's own code comes again as often as one asks.
+# 500 is not among them: an error in the server's own code recurs at each retry.
 TRANSIENT = frozenset({408, 425, 429, 502, 503, 504, 507})
-"""Statuses that say: the same request is right a little later."""
+"""Statuses after which the same request may succeed a little later."""
 LONGEST_RETRY_AFTER_S = 60.0
 CALL_TIMEOUT_S = 30.0
 PAGE_RUNS = 200
-"""Runs that one request for a list of runs asks for."""
+"""Runs per page when listing runs."""
 ENDLESS_S = math.inf
-"""As ``retry_for_s``: asked again for as long as it takes."""
+"""A ``retry_for_s`` that never gives up."""
 JSON_BODY = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Send this request. The answer is a ``ServerReply`` or, where none came, ``Lost``."""
+    """A request. Its result is a ``ServerReply`` or, if no reply came, ``Lost``."""
 
     method: str
     path: str
-    """Below the transport's address, whatever path that has itself."""
+    """Relative to the transport's address, which may have a path itself."""
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = CALL_TIMEOUT_S
-    """Seconds without a byte from the server. A long poll adds what it asks the server to wait."""
+    """Longest time without a byte from the server, in seconds. A long poll adds the time that the server may wait."""
     query: Mapping[str, str | int | float | bool] | None = None
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Do nothing for so many seconds; in the background, if ``is_wakeable``, until woken."""
+    """A pause of ``seconds``; in the background, ``wake`` ends it early if ``is_wakeable``."""
 
     seconds: float
     is_wakeable: bool = False
@@ -61,18 +61,18 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Compute this where it holds up no event loop. The answer is the result."""
+    """A computation that must not block an event loop. Its result is the function's."""
 
     function: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """What the server answered."""
+    """A reply of the server, of any status."""
 
     status: int
     headers: Mapping[str, str]
-    """Their names are found in lower case."""
+    """Looked up by lower-case names."""
     body: bytes
 
     @property
@@ -81,14 +81,14 @@ class ServerReply:
 
     @property
     def retry_after_s(self) -> float | None:
-        """The seconds of Retry-After, at most a minute; None where there is none."""
+        """Seconds in the Retry-After header, at most 60; None without one."""
         text = self.headers.get("retry-after", "")
         return min(float(text), LONGEST_RETRY_AFTER_S) if text.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer came; the server may have acted on the request all the same."""
+    """No reply came; the server may still have acted on the request."""
 
     reason: str
     retry_after_s = None
@@ -96,14 +96,14 @@ class Lost:
 
 Effect: TypeAlias = Call | Pause | Work
 Flow: TypeAlias = Generator[Effect, Any, T]
-"""Is sent the result of each effect; returns a ``T``."""
+"""A generator that is sent the result of each effect and returns a ``T``."""
 
 
 def answered(call: Call, retry_for_s: float, transient: Collection[int] = TRANSIENT) -> Flow[ServerReply]:
-    """The answer to ``call``, asked again while nobody answers or the server has one of the ``transient`` statuses.
+    """Make ``call`` and return the reply, retrying while the server is unreachable or its status is ``transient``.
 
-    Raises ``ServerUnreachable``, or what the server said last, ``retry_for_s`` seconds
-    after the first failure. A status that is not transient is an answer, whether of success or not.
+    Returns any other status, successful or not. Raises ``ServerUnreachable``, or the server's last error,
+    ``retry_for_s`` seconds after the first failure.
     """
     pause = Backoff()
     deadline: Deadline | None = None
@@ -111,7 +111,7 @@ def answered(call: Call, retry_for_s: float, transient: Collection[int] = TRANSI
         reply: ServerReply | Lost = yield call
         if isinstance(reply, ServerReply) and reply.status not in transient:
             return reply
-        if deadline is None:  # from the first failure on: a long poll may have waited for longer than that before
+        if deadline is None:  # counted from the first failure: a long poll may have waited longer than that before
             deadline = Deadline(retry_for_s)
             _log_repetition(reply, call, retry_for_s)
         if deadline.left_s <= 0:
@@ -120,28 +120,27 @@ def answered(call: Call, retry_for_s: float, transient: Collection[int] = TRANSI
 
 
 def _log_repetition(reply: ServerReply | Lost, call: Call, retry_for_s: float) -> None:
-    """Whoever waits for the call should see why."""
     reason = reply.reason if isinstance(reply, Lost) else f"status {reply.status}"
-    limit = "until it is answered" if retry_for_s == ENDLESS_S else f"for up to {retry_for_s:.0f} s"
-    logger.warning("%s: %s; trying again %s", call, reason, limit)
+    limit = "until the server replies" if retry_for_s == ENDLESS_S else f"for up to {retry_for_s:.0f} s"
+    logger.warning("%s: %s; retrying %s", call, reason, limit)
 
 
 def failure(reply: ServerReply | Lost, call: Call) -> Exception:
-    """What an answer that is no success means."""
+    """The error for a result that is not a success."""
     if isinstance(reply, Lost):
         return ServerUnreachable(reply.reason)
     return error_of(reply.status, reply.body, str(call), reply.retry_after_s)
 
 
 def decoded(reply: ServerReply | Lost, call: Call) -> Json:
-    """The object in a successful reply. Raises what the server said otherwise, or that nobody answers."""
+    """The JSON object in a successful reply. Raises the server's error, or ``ServerUnreachable``."""
     if isinstance(reply, Lost) or not reply.is_success:
         raise failure(reply, call)
     try:
         value = read_json(reply.body)
     except ValueError:
         value = None
-    if not isinstance(value, dict):  # a success of something else that listens there
+    if not isinstance(value, dict):  # a success, but of a server that is not Forebay
         raise error_of(reply.status, b"", str(call))
     return value
 
@@ -158,11 +157,11 @@ def json_call(
 def read_json(text: bytes | memoryview) -> Any:
     """The value in ``text``. A number too large for a float, which a sample may hold, becomes infinite.
 
-    Raises ``ValueError`` for what is no JSON.
+    Raises ``ValueError`` if ``text`` is not JSON.
     """
     try:
         return msgspec.json.decode(text)
-    except msgspec.ValidationError:  # its decoder refuses such a number, and with it everything around
+    except msgspec.ValidationError:  # msgspec rejects the whole text because of such a number
         return json.loads(bytes(text))
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Running flows over HTTP: one driver that blocks, one that awaits; each also in the background."""
+"""Drivers that run flows over HTTP: a blocking and an awaited one, each also in the background."""
 
 import asyncio
 import threading
@@ -16,16 +16,15 @@ from forebay.core.errors import InvalidInput
 
 T = TypeVar("T")
 
-# Shorter than a call's own: a machine that is gone refuses nothing, and a long poll would wait for it as for an answer.
+# Shorter than a call's timeout: a machine that is gone refuses no connection, and a long poll would wait its full time.
 CONNECT_TIMEOUT_S = 10.0
 
 
 class Transport:
     """Calls the server at ``url``, which may have a path, and runs flows, blocking the calling thread.
 
-    ``token`` is sent with each call. No proxy is asked for this machine's own addresses, and none at all unless
-    ``may_ask_proxy``. May be used by several threads at once. Raises ``InvalidInput`` for an address or a token that
-    cannot be sent to.
+    ``token`` is sent with each call. Proxies are used only with ``may_ask_proxy``, and never for addresses of this
+    machine. Thread-safe. Raises ``InvalidInput`` for an unusable address or token.
     """
 
     def __init__(self, url: str, token: str | None = None, *, may_ask_proxy: bool = True) -> None:
@@ -33,16 +32,16 @@ class Transport:
         self._connections = Connections()
 
     def run(self, flow: Flow[T], pause: Callable[[Pause], object] | None = None) -> T:
-        """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
+        """Run ``flow`` and return its result. Raises ``ClientClosed`` when the transport is cut."""
         return drive(flow, self.ask, pause or (lambda effect: self._connections.pause(effect.seconds)))
 
     def ask(self, call: Call) -> ServerReply | Lost:
-        """Make ``call`` once. Raises ``ClientClosed`` when it is cut."""
-        # Checked before, for what is asked after the cut, and after: a cut connection looks like one that was lost.
+        """Make ``call`` once. Raises ``ClientClosed`` when the transport is cut."""
+        # Checked before, for calls made after the cut, and after: a cut connection looks like a lost one.
         self._connections.check()
         try:
             reply = self._send(call, trace=self._connections.trace)
-        except RuntimeError:  # the connections are let go of while a thread is about to ask
+        except RuntimeError:  # the connections were closed while a thread was about to send
             self._connections.check()
             raise
         if isinstance(reply, Lost):
@@ -50,7 +49,7 @@ class Transport:
         return reply
 
     def save(self, call: Call, write: Callable[[bytes], object]) -> ServerReply | Lost:
-        """Make ``call`` once and give ``write`` the body of a success as it comes; the reply then has none."""
+        """Make ``call`` once and stream the body of a success to ``write``; the returned reply then has no body."""
         try:
             with self._http.stream(call.method, call.path, **_request(call)) as response:
                 if not response.is_success:
@@ -63,15 +62,15 @@ class Transport:
             return _lost(error)
 
     def cut(self) -> None:
-        """Break off every flow, those of other threads too. Only ``run_last`` asks anything from now on."""
+        """Interrupt every flow, those of other threads too. Only ``run_last`` works from now on."""
         self._connections.cut()
 
     def run_last(self, flow: Flow[T]) -> T:
-        """Run ``flow`` although all others are cut; its result."""
+        """Run ``flow`` after ``cut`` and return its result."""
         return drive(flow, self._send, lambda pause: time.sleep(pause.seconds))
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._http.close()
 
     def _send(self, call: Call, **extensions: Any) -> ServerReply | Lost:
@@ -82,18 +81,18 @@ class Transport:
 
 
 class AsyncTransport:
-    """``Transport`` to be awaited, within one event loop."""
+    """``Transport`` for asyncio, within one event loop."""
 
     def __init__(self, url: str, token: str | None = None, *, may_ask_proxy: bool = True) -> None:
         self._http = httpx.AsyncClient(**_options(url, token, may_ask_proxy))
         self._breakable = Breakable()
 
     async def run(self, flow: Flow[T], pause: Callable[[Pause], Awaitable[object]] | None = None) -> T:
-        """Run ``flow`` to its end; its result. Raises ``ClientClosed`` when it is cut."""
+        """Run ``flow`` and return its result. Raises ``ClientClosed`` when the transport is cut."""
         return await _drive_awaited(flow, self.ask, pause or self._pause)
 
     async def ask(self, call: Call) -> ServerReply | Lost:
-        """Make ``call`` once. Raises ``ClientClosed`` when it is cut."""
+        """Make ``call`` once. Raises ``ClientClosed`` when the transport is cut."""
         async with self._breakable.part():
             return await self._send(call)
 
@@ -102,15 +101,15 @@ class AsyncTransport:
             await asyncio.sleep(pause.seconds)
 
     async def cut(self) -> None:
-        """Break off every flow, those of other tasks too. Only ``run_last`` asks anything from now on."""
+        """Interrupt every flow, those of other tasks too. Only ``run_last`` works from now on."""
         await self._breakable.cut()
 
     async def run_last(self, flow: Flow[T]) -> T:
-        """Run ``flow`` although all others are cut; its result."""
+        """Run ``flow`` after ``cut`` and return its result."""
         return await _drive_awaited(flow, self._send, lambda pause: asyncio.sleep(pause.seconds))
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def _send(self, call: Call) -> ServerReply | Lost:
@@ -121,7 +120,7 @@ class AsyncTransport:
 
 
 def drive(flow: Flow[T], ask: Callable[[Call], ServerReply | Lost], pause: Callable[[Pause], object]) -> T:
-    """Run ``flow`` to its end with these two; its result."""
+    """Run ``flow`` with these functions and return its result."""
     answer: Any = None
     try:
         while True:
@@ -137,7 +136,7 @@ def drive(flow: Flow[T], ask: Callable[[Call], ServerReply | Lost], pause: Calla
         result: T = stop.value
         return result
     finally:
-        flow.close()  # where asking was cut, the flow still has to note which of its calls were broken off
+        flow.close()  # after an interrupted call, the flow still has to note which request that was
 
 
 async def _drive_awaited(
@@ -162,7 +161,7 @@ async def _drive_awaited(
 
 
 class Background:
-    """A flow that runs in a thread of its own until it ends or is stopped."""
+    """Runs a flow in its own thread until the flow ends or is stopped."""
 
     def __init__(self, transport: Transport, flow: Flow[None], name: str) -> None:
         self._woken = threading.Event()
@@ -173,12 +172,12 @@ class Background:
     def _run(self, transport: Transport, flow: Flow[None]) -> None:
         try:
             transport.run(flow, self._pause)
-        except Exception:  # whatever it is: a request may be under way when the connections are let go of
-            if not self._stopping.is_set():  # and then nobody wants to know
+        except Exception:  # of any kind: a request may be in progress when the connections are closed
+            if not self._stopping.is_set():
                 raise
 
     def _pause(self, pause: Pause) -> None:
-        # The thread cannot be ended from outside, and sees only the event that it waits for: ``stop`` sets both.
+        # A thread cannot be ended from outside and waits for only one event, so ``stop`` sets both.
         event = self._woken if pause.is_wakeable else self._stopping
         event.wait(pause.seconds)
         self._woken.clear()
@@ -186,7 +185,7 @@ class Background:
             raise _Stopped
 
     def wake(self) -> None:
-        """End the present pause, if it may be, or the next."""
+        """End the current wakeable pause, or the next one."""
         self._woken.set()
 
     def join(self, timeout_s: float | None = None) -> None:
@@ -200,7 +199,7 @@ class Background:
 
 
 class AsyncBackground:
-    """The same as a task."""
+    """Runs a flow in a task until the flow ends or is stopped."""
 
     def __init__(self, transport: AsyncTransport, flow: Flow[None], name: str) -> None:
         self._woken = asyncio.Event()
@@ -213,10 +212,10 @@ class AsyncBackground:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause.seconds):
                 await self._woken.wait()
-        self._woken.clear()  # after the wait, not before: a wake that came in between two pauses ends the next one
+        self._woken.clear()  # after the wait, not before: a wake between two pauses ends the next one
 
     def wake(self) -> None:
-        """End the present pause, if it may be, or the next."""
+        """End the current wakeable pause, or the next one."""
         self._woken.set()
 
     async def join(self, timeout_s: float | None = None) -> None:
@@ -224,26 +223,26 @@ class AsyncBackground:
         await asyncio.wait({self._task}, timeout=timeout_s)
 
     async def stop(self) -> None:
-        """End the flow where it is."""
+        """Cancel the flow, and wait until it has ended."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
 
 class _Stopped(Exception):
-    """A pause in a thread that is to end."""
+    """Raised from a pause to end a background thread."""
 
 
 def _options(url: str, token: str | None, may_ask_proxy: bool) -> dict[str, Any]:
     try:
         is_address = is_http_url(url) and bool(httpx.URL(url))
-    except httpx.InvalidURL:  # it knows more than the parts of an address: characters, the rules of host names
+    except httpx.InvalidURL:  # httpx also checks characters and host names
         is_address = False
     if not is_address:
-        hint = "it looks like http://127.0.0.1:8889"
+        hint = "an address looks like http://127.0.0.1:8889"
         raise InvalidInput(f"{url!r} is not a server's address", hint=hint, field="url")
     if token and not (token.isascii() and token.isprintable()):
         hint = "pass the server's own token"
-        raise InvalidInput("the token has characters that no header can hold", hint=hint, field="token")
+        raise InvalidInput("the token has characters that are not allowed in a header", hint=hint, field="token")
     asks_proxy = may_ask_proxy and not is_local_url(url)
     return {
         "base_url": url.rstrip("/"),
@@ -257,7 +256,7 @@ def _request(call: Call) -> dict[str, Any]:
     return {
         "content": call.body,
         "headers": dict(call.headers),
-        "params": call.query,  # None leaves a query that stands in the path, an empty one would take it away
+        "params": call.query,  # None keeps a query in the path; an empty mapping would remove it
         "timeout": httpx.Timeout(call.timeout_s, connect=CONNECT_TIMEOUT_S),
     }
 

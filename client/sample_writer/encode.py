@@ -1,4 +1,4 @@
-"""Samples as the bytes that a writer sends: token arrays as raw numbers, everything else as JSON."""
+"""Encoding of samples for a write: token arrays as raw numbers, everything else as JSON."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,13 +13,13 @@ _NUMPY_TYPES = {"i": "<i4", "f": "<f4", "B": "u1"}
 
 
 def encode_sample(sample: Mapping[str, Any]) -> bytes:
-    """``sample`` as the body of a write: binary if it has ``tokens``, else JSON.
+    """Encode ``sample`` as the body of a write: binary if it has ``tokens``, else JSON.
 
     ``tokens`` (int32), ``logprobs`` (float32; None becomes NaN) and ``loss_mask`` (0 to 255, also as floats) may be
-    lists, NumPy arrays or torch tensors of one dimension. A sample with other values in one of them is sent as JSON, as
-    it is. Raises ``TypeError`` if it cannot be JSON.
+    lists, NumPy arrays or torch tensors of one dimension. A sample in which one of them has other values is sent
+    unchanged as JSON. Raises ``TypeError`` if the sample is not representable in JSON.
     """
-    # An array whose values do not fit is None here, and then none goes as numbers: the buffer judges the whole sample.
+    # An array whose values do not fit is None here. Then all arrays go as JSON: the buffer judges the whole sample.
     arrays = {
         name: array_bytes(sample[name], code) for name, code in TYPE_CODES.items() if sample.get(name) is not None
     }
@@ -33,12 +33,12 @@ def encode_sample(sample: Mapping[str, Any]) -> bytes:
 def _json(fields: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(fields, enc_hook=_as_list)
-    except (ValueError, RecursionError) as error:  # half a surrogate pair, an endless number, nesting without end
-        raise TypeError(f"sample {fields.get('uid')!r} cannot be JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # a lone surrogate, an infinite number, nesting too deep
+        raise TypeError(f"sample {fields.get('uid')!r} is not representable in JSON: {error}") from error
 
 
 def array_bytes(values: Any, code: str) -> bytes | None:
-    """A sequence, NumPy array or tensor as the bytes of an array of type ``code``; None if its values do not fit."""
+    """The bytes of a sequence, NumPy array or tensor as an array of type ``code``; None if its values do not fit."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         return None
     if hasattr(values, "detach"):
@@ -51,7 +51,7 @@ def array_bytes(values: Any, code: str) -> bytes | None:
 
 
 def _same_type(values: Any, code: str) -> bytes | None:
-    """The bytes of an array that has the type already, without a look at its items."""
+    """The bytes of an array that already has this type, without examining its items; None for any other."""
     try:
         view = memoryview(values)
     except TypeError:
@@ -60,10 +60,10 @@ def _same_type(values: Any, code: str) -> bytes | None:
 
 
 def _plain_tensor(tensor: Any) -> Any:
-    """A torch tensor as NumPy array; as list where NumPy is missing."""
+    """A torch tensor as a NumPy array, or as a list if NumPy is not installed."""
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point():
-        tensor = tensor.float()  # NumPy knows no bfloat16
+        tensor = tensor.float()  # NumPy has no bfloat16
     try:
         return tensor.numpy()
     except RuntimeError:
@@ -73,9 +73,9 @@ def _plain_tensor(tensor: Any) -> Any:
 def _numpy_bytes(values: Any, code: str) -> bytes | None:
     if values.ndim != 1 or values.dtype.kind not in "biuf":
         return None
-    if code != "f" and values.dtype.kind == "f":  # a loss mask of floats: whole numbers go, others do not fit
+    if code != "f" and values.dtype.kind == "f":  # a loss mask of floats: only whole numbers fit
         return number_bytes(values.tolist(), code)
-    # Numbers that are too large wrap around without a word.
+    # astype wraps numbers that are too large without a warning.
     converted = values.astype(_NUMPY_TYPES[code])
     if code != "f" and not (converted == values).all():
         return None

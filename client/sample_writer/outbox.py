@@ -1,4 +1,4 @@
-"""Samples on their way to the buffer: what waits, what is due, what became of each."""
+"""The queue of samples on their way to the buffer."""
 
 import threading
 import time
@@ -11,40 +11,40 @@ from forebay.client.errors import SamplesRefused, WriterClosed
 from forebay.core.errors import ForebayError, InvalidInput
 
 Sample: TypeAlias = dict[str, Any]
-"""What is written: its fields are those of a write over HTTP."""
+"""A sample to write, with the fields of a write over HTTP."""
 NEVER_S = 3_600.0
 MOST_SAMPLES = 10_000
-"""What a server takes of one write, if it has its ``max_batch_samples`` by default."""
+"""Samples that a server accepts in one write, with the default ``max_batch_samples``."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLimits:
-    """A batch goes out when it has so many samples or bytes, or is so old; so much may wait before writing blocks."""
+    """When a writer sends a batch, and how much may be queued before ``write`` waits."""
 
     max_samples: int = 64
-    """Samples that make a batch full."""
+    """Number of samples at which a batch is sent."""
     max_bytes: int = 8 << 20
-    """Bytes that do, before compression."""
+    """Bytes, before compression, at which a batch is sent."""
     max_age_s: float = 0.2
-    """Seconds that the oldest sample of a batch waits for others."""
+    """Longest time that the oldest sample of a batch waits for others, in seconds."""
     max_waiting: int = 1_024
-    """Samples, not yet acknowledged, at which ``write`` waits."""
+    """Number of unacknowledged samples at which ``write`` waits."""
     max_waiting_bytes: int = 64 << 20
-    """Bytes of them at which it does."""
+    """Bytes of unacknowledged samples at which ``write`` waits."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             least = 0.0 if name == "max_age_s" else 1
-            if not value >= least:  # with nothing allowed, a writer would wait for ever
-                raise InvalidInput(f"{name} is at least {least}, not {value}", field=name)
+            if not value >= least:  # with a limit of 0, a writer would wait for ever
+                raise InvalidInput(f"{name} must be at least {least} (got {value})", field=name)
         if self.max_samples > MOST_SAMPLES:
-            hint = "a server takes no more in one write"
-            raise InvalidInput(f"max_samples is at most {MOST_SAMPLES}, not {self.max_samples}", hint=hint)
+            hint = "a server accepts no more in one write"
+            raise InvalidInput(f"max_samples must be at most {MOST_SAMPLES} (got {self.max_samples})", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedSample:
-    """A sample and the bytes that stand for it."""
+    """A sample and its encoded form."""
 
     sample: Sample
     body: bytes
@@ -52,9 +52,9 @@ class QueuedSample:
 
 
 class Outbox:
-    """The queue between those who write and the flow that sends. Several threads may use it.
+    """The queue between the callers of ``write`` and the flow that sends. Thread-safe.
 
-    ``changed`` is called when there may be room again, or nothing left to wait for.
+    ``changed`` is called when there may be room again, or when nothing is left to wait for.
     """
 
     def __init__(self, limits: WriteLimits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,7 +66,7 @@ class Outbox:
         self._sending: list[QueuedSample] = []
         self._sending_bytes = 0
         self._num_urgent = 0
-        """How many of those that wait are not to wait for others: someone flushes."""
+        """Number of queued samples that must be sent without waiting for others: those before a flush."""
         self._refused: list[tuple[Sample, ForebayError]] = []
         self._failure: Exception | None = None
         self._is_closing = False
@@ -74,23 +74,23 @@ class Outbox:
         self.num_refused = 0
         self.changed: Callable[[], None] = lambda: None
         self.on_judged: Callable[[Sample], object] = lambda _: None
-        """Called for each sample that the buffer has, or will not take."""
+        """Called for each sample that the buffer has stored or refused."""
 
-    # --- for those who write
+    # --- for the callers of write
 
     @property
     def has_room(self) -> bool:
-        """Whether ``put`` is welcome; also when it would only raise."""
+        """Whether ``put`` may be called; also True when ``put`` would raise."""
         with self._lock:
             is_full = len(self._waiting) + len(self._sending) >= self._limits.max_waiting
             is_full = is_full or self._waiting_bytes + self._sending_bytes >= self._limits.max_waiting_bytes
-            # What is being sent counts as well: it comes back where the buffer has no room.
+            # Samples being sent count as well: they are queued again if the buffer has no room.
             return not is_full or self._failure is not None or self._is_closing
 
     def put(self, sample: Sample, body: bytes) -> bool:
-        """Take a sample; whether a batch is due earlier than before.
+        """Queue a sample. Returns whether a batch is now due earlier than before.
 
-        Raises ``WriterClosed``, or what went wrong since the last call; then the sample is not taken.
+        Raises ``WriterClosed``, or an error that occurred since the last call; the sample is then not queued.
         """
         self.check()
         with self._lock:
@@ -101,7 +101,7 @@ class Outbox:
             return len(self._waiting) == 1 or self._is_full_batch()
 
     def check(self) -> None:
-        """Raise ``SamplesRefused``, once for each sample, or why nothing can be sent any more, at every call."""
+        """Raise ``SamplesRefused``, once per sample; or, at every call, the error that ended the writer."""
         with self._lock:
             refused, self._refused = self._refused, []
             failure = self._failure
@@ -111,31 +111,31 @@ class Outbox:
             raise failure
 
     def hurry(self) -> None:
-        """Let nothing that waits now wait for others."""
+        """Send all queued samples without waiting for more."""
         with self._lock:
             self._num_urgent = len(self._waiting)
 
     def close(self) -> None:
-        """Nothing more is taken; what waits goes out at once."""
+        """Accept no more samples, and send the queued ones at once."""
         with self._lock:
             self._is_closing, self._num_urgent = True, len(self._waiting)
         self.changed()
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing is under way, or never will be again."""
+        """Whether nothing is queued or being sent, or the writer has failed."""
         with self._lock:
             return self._failure is not None or not (self._waiting or self._sending)
 
     @property
     def num_unjudged(self) -> int:
-        """Samples of which it is not known whether the buffer has them."""
+        """Number of samples that the buffer has neither acknowledged nor refused."""
         with self._lock:
             return len(self._waiting) + len(self._sending)
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing will ever be under way again: it failed, or it is closed and empty."""
+        """Whether nothing will be sent again: the writer failed, or it is closed and empty."""
         with self._lock:
             return self._failure is not None or (self._is_closing and not (self._waiting or self._sending))
 
@@ -143,7 +143,7 @@ class Outbox:
 
     @property
     def is_empty_for_good(self) -> bool:
-        """Closed, and nothing is left."""
+        """Whether the outbox is closed and nothing waits."""
         with self._lock:
             return self._is_closing and not self._waiting
 
@@ -161,7 +161,7 @@ class Outbox:
         return len(self._waiting) >= self._limits.max_samples or self._waiting_bytes >= self._limits.max_bytes
 
     def take(self) -> list[QueuedSample]:
-        """The next batch: at least one sample, if any waits. It counts as waiting until it is judged."""
+        """Take the next batch: at least one sample, if any waits. It counts against the limits until it is judged."""
         batch: list[QueuedSample] = []
         size = 0
         with self._lock:
@@ -171,29 +171,29 @@ class Outbox:
                     break
                 batch.append(self._waiting.popleft())
                 self._waiting_bytes -= len(batch[-1].body)
-            # Those that came after the flush wait for others again.
+            # Samples written after the flush wait for others again.
             self._num_urgent = max(0, self._num_urgent - len(batch))
             self._sending += batch
             self._sending_bytes += sum(len(each.body) for each in batch)
         return batch
 
     def acknowledged(self, sent: Iterable[QueuedSample]) -> None:
-        """The buffer has these."""
+        """Note that the buffer has stored these samples."""
         sent = list(sent)
         self.num_acknowledged += self._remove(sent)
         for each in sent:
             self.on_judged(each.sample)
 
     def replace(self, sent: QueuedSample, sample: Sample, body: bytes) -> QueuedSample:
-        """``sample`` is under way in place of one that was refused, also when nothing more is taken."""
+        """Send ``sample`` in place of a refused one, even when the outbox is closed."""
         other = QueuedSample(sample, body, sent.put_s)
         with self._lock:
             self._sending.append(other)
-        self._remove([sent])  # only now: between the two, nobody may find the outbox drained
+        self._remove([sent])  # only now: the outbox must not look drained in between
         return other
 
     def refused(self, sent: QueuedSample, error: ForebayError, *, is_reported: bool) -> None:
-        """The buffer will not take this one; ``is_reported`` if somebody knows already."""
+        """Note that the buffer refused this sample. ``check`` raises its error, unless ``is_reported``."""
         if not is_reported:
             with self._lock:
                 self._refused.append((sent.sample, error))
@@ -209,7 +209,7 @@ class Outbox:
         return len(judged)
 
     def fail(self, error: Exception) -> None:
-        """Nothing can be sent any more. What was under way stays unjudged."""
+        """End the writer with ``error``: nothing more is sent, and samples being sent stay unjudged."""
         with self._lock:
             self._failure = error
         self.changed()

@@ -104,7 +104,7 @@ def test_what_cannot_be_json_is_a_type_error() -> None:
 @pytest.mark.parametrize("arrays", [LISTS, {}])
 @pytest.mark.parametrize("thing", ["\ud800", {"\ud800": 1}, 10**5_000], ids=["text", "key", "number"])
 def test_text_and_numbers_that_json_does_not_have_are_told_with_their_sample(arrays: Json, thing: Any) -> None:
-    with pytest.raises(TypeError, match="sample 'odd' cannot be JSON"):
+    with pytest.raises(TypeError, match="sample 'odd' is not representable in JSON"):
         encode_sample(make_sample(**arrays, uid="odd", thing=thing))
 
 

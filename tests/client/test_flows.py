@@ -193,7 +193,7 @@ def test_a_call_may_be_asked_without_end_and_for_statuses_of_its_own(caplog: pyt
     for answer in [Lost("ReadError"), ServerReply(500, {}, b"")] * 5:
         assert isinstance(flow.send(answer), Pause)
         assert isinstance(flow.send(None), Call)
-    assert caplog.messages == ["GET x: ReadError; trying again until it is answered"]
+    assert caplog.messages == ["GET x: ReadError; retrying until the server replies"]
     with pytest.raises(StopIteration):
         flow.send(ServerReply(404, {}, b""))
 

@@ -54,14 +54,14 @@ def test_samples_go_together_by_number_size_and_age(run: NativeRun, proxy: Fault
 
 @pytest.mark.parametrize("limits", [{"max_samples": 0}, {"max_waiting": 0}, {"max_waiting_bytes": -1}])
 def test_limits_that_let_nothing_through_are_refused(limits: dict[str, int]) -> None:
-    with pytest.raises(InvalidInput, match="is at least 1") as refused:
+    with pytest.raises(InvalidInput, match="must be at least 1") as refused:
         Limits(**limits)
     assert refused.value.field == next(iter(limits))
 
 
 @pytest.mark.parametrize("max_age_s", [-1.0, float("nan")])
 def test_an_age_is_no_less_than_nothing(max_age_s: float) -> None:
-    with pytest.raises(InvalidInput, match="is at least 0"):
+    with pytest.raises(InvalidInput, match="must be at least 0"):
         Limits(max_age_s=max_age_s)
 
 
