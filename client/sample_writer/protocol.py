@@ -1,4 +1,4 @@
-"""What a writer says to the server, as flows, and what the buffer says of each sample."""
+"""The requests of a writer, as flows, and the buffer's result for each sample."""
 
 import gzip
 import logging
@@ -21,44 +21,44 @@ from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
 logger = logging.getLogger(__name__)
 
 Encoding: TypeAlias = Literal["gzip", "zstd"]
-"""How bodies are compressed."""
+"""The compression of request bodies."""
 OnRefused: TypeAlias = Callable[[Sample, ForebayError], object]
-"""Called with a sample that the buffer will not take, and why; what it returns is not looked at."""
+"""A callback for a refused sample and its error; its return value is ignored."""
 Verdicts: TypeAlias = Sequence[ForebayError | None]
-"""What is wrong with each sample of a batch, None for one that is stored."""
+"""The error of each sample of a batch; None for a stored one."""
 
 NDJSON_TYPE = "application/x-ndjson"
 LEVEL = 1
 SMALLEST_COMPRESSED_BYTES = 1_024
 WRITE_TIMEOUT_S = 90.0
 REPEATABLE_CODES = frozenset({"buffer_full", "storage_failed"})
-"""Codes of errors that say: the same sample is right a little later."""
+"""Error codes after which the same sample may be accepted a little later."""
 NO_ROOM = frozenset({429, 507})
 FATAL = frozenset({401, 403, 404, 405, 410})
-"""Statuses that say the same to every sample: wrong address, wrong token, no such run."""
+"""Statuses that apply to every sample: wrong address, wrong token, no such run."""
 
 
 def read_verdicts(body: bytes, count: int) -> Verdicts | None:
-    """What a reply says of ``count`` samples; None if it has no verdicts."""
+    """The results for ``count`` samples in a reply; None if it has none."""
     try:
         results = msgspec.json.decode(body).get("results")
     except (msgspec.DecodeError, AttributeError):
         return None
-    if not isinstance(results, list) or len(results) != count:  # then they are of another server, or of other samples
+    if not isinstance(results, list) or len(results) != count:  # a reply of another server, or for other samples
         return None
     return [error_in(result.get("error"), result.get("status")) for result in results]
 
 
 class Writing:
-    """The protocol of one writer: sends what is in its ``outbox`` until each sample is acknowledged or refused.
+    """The protocol of one writer: sends the samples of its ``outbox`` until each is acknowledged or refused.
 
-    A derived class may speak with a buffer of another kind: ``call``, ``verdicts`` and ``hopeless`` say how.
+    To write to another kind of buffer, override ``call``, ``verdicts`` and ``hopeless``.
     """
 
     no_room = NO_ROOM
-    """Statuses of a buffer that lives and has no room: it is waited for, however long that takes."""
+    """Statuses of a reachable buffer without room; the writer waits for room without a time limit."""
     splits_without_room = False
-    """Whether what there was no room for is offered in smaller parts at once."""
+    """Whether a batch for which there was no room is sent again at once in smaller parts."""
 
     def __init__(
         self,
@@ -77,19 +77,19 @@ class Writing:
         self._on_refused = on_refused
 
     def put(self, sample: Sample) -> bool:
-        """Encode and queue a sample; one without a ``uid`` gets one. Whether the flow is to be woken.
+        """Encode and queue a sample; one without a ``uid`` gets one. Returns whether the flow must be woken.
 
-        Raises ``TypeError`` if it cannot be encoded, and what ``Outbox.put`` raises.
+        Raises ``TypeError`` if it cannot be encoded, and the errors of ``Outbox.put``.
         """
-        if "uid" not in sample:  # by it the buffer knows a sample whose acknowledgement was lost
+        if "uid" not in sample:  # lets the buffer recognise a sample that is resent after a lost acknowledgement
             sample = {**sample, "uid": token_hex(12)}
         return self.outbox.put(sample, encode_sample(sample))
 
     def run(self) -> Flow[None]:
-        """Send until the outbox is closed and empty, or until sending is hopeless: then the outbox knows why."""
+        """Send until the outbox is closed and empty, or an error makes it impossible; that error goes to the outbox."""
         try:
             yield from self._send_all()
-        except Exception as error:  # noqa: BLE001 - whatever it is: those who wait for their samples must hear of it
+        except Exception as error:  # noqa: BLE001 - any error must reach the callers that wait for their samples
             self.outbox.fail(error)
 
     def _send_all(self) -> Flow[None]:
@@ -99,25 +99,25 @@ class Writing:
             if min(fresh_s, again_s) > 0:
                 yield Pause(min(fresh_s, again_s), is_wakeable=True)
                 continue
-            # What there is no room for holds up nothing that follows: that may be of open groups, which are taken, and
-            # without which no trainer can make room.
+            # Samples without room do not block later ones, which may belong to open groups: the buffer accepts those,
+            # and needs them before a trainer can read groups and so make room.
             offered = self.outbox.take() if fresh_s <= 0 else []
             if again_s <= 0:
                 offered, left = left + offered, []
             again, retry_after_s = yield from self._offer(offered)
             if len(again) < len(offered):
                 pause.reset()
-            # Those that wait already keep their time: else each new one would put it off.
+            # Samples that already wait keep their retry time; otherwise each new one would postpone it.
             if again and not left:
                 again_at_s = time.monotonic() + pause.next_s(retry_after_s)
             left += again
 
     def _offer(self, batch: list[QueuedSample]) -> Flow[tuple[list[QueuedSample], float | None]]:
-        """Offer until judged; what is to be offered again, and in how many seconds there may be room for it.
+        """Send until judged. Returns the samples to send again, and the seconds after which there may be room for them.
 
-        Raises what makes it impossible to go on.
+        Raises an error that applies to all further samples.
         """
-        if len(batch) > self._max_samples:  # those without room gather
+        if len(batch) > self._max_samples:  # samples without room accumulate
             return (yield from self._offer_halves(batch))
         call = yield from self.call([queued.body for queued in batch])
         reply = yield from answered(call, self.retry_for_s, TRANSIENT - self.no_room)
@@ -133,7 +133,7 @@ class Writing:
             raise hopeless
         if len(batch) == 1:
             return self._judge(batch, [error]), None
-        return (yield from self._offer_halves(batch))  # what is wrong with all may be due to one, or to their number
+        return (yield from self._offer_halves(batch))  # one invalid sample, or too many at once, may be the cause
 
     def _offer_halves(self, batch: list[QueuedSample]) -> Flow[tuple[list[QueuedSample], float | None]]:
         middle = len(batch) // 2
@@ -142,14 +142,14 @@ class Writing:
         return first + second, retry_after_s
 
     def _judge(self, batch: list[QueuedSample], verdicts: Verdicts) -> list[QueuedSample]:
-        """Note what the buffer says of each sample; what is to be offered again."""
+        """Note the buffer's result for each sample. Returns the samples to send again."""
         judged = list(zip(batch, verdicts, strict=True))
         self.outbox.acknowledged([queued for queued, error in judged if error is None])
         again = [self._next_of(queued, error) for queued, error in judged if error is not None]
         return [queued for queued in again if queued is not None]
 
     def _next_of(self, queued: QueuedSample, error: ForebayError) -> QueuedSample | None:
-        """What is offered after ``error``: the sample again, another in its place, or nothing."""
+        """What to send after ``error``: the sample again, a replacement, or nothing."""
         if error.code in REPEATABLE_CODES:
             return queued
         logger.error("the buffer refused sample %r: %s", queued.sample.get("uid"), error)
@@ -160,25 +160,25 @@ class Writing:
         self.outbox.refused(queued, error, is_reported=self._on_refused is not None)
         return None
 
-    def replacement(self, sample: Sample, error: ForebayError) -> Sample | None:  # noqa: ARG002 - others look at both
-        """What to offer in place of a sample that the buffer will not take."""
+    def replacement(self, sample: Sample, error: ForebayError) -> Sample | None:  # noqa: ARG002 - overrides use both
+        """The sample to send in place of a refused one, if any."""
         return None
 
     def verdicts(self, reply: ServerReply, count: int) -> Verdicts | None:
-        """What ``reply`` says of each of ``count`` samples, None if it says nothing of them."""
+        """The result for each of ``count`` samples in ``reply``; None if it has none."""
         return read_verdicts(reply.body, count)
 
     def hopeless(self, reply: ServerReply, error: ForebayError) -> ForebayError | None:
-        """Why no sample will ever be taken, if that is what ``reply``, which means ``error``, says."""
+        """``error``, if ``reply`` means that no sample will ever be accepted; else None."""
         is_of_samples = 400 <= reply.status < 500 and reply.status not in FATAL and error.field != "Content-Encoding"
         return None if is_of_samples else error
 
     def call(self, bodies: Sequence[bytes]) -> Flow[Call]:
-        """The request that offers encoded samples."""
+        """The request that sends encoded samples."""
         has_arrays = any(is_binary(body) for body in bodies)
         body = join_samples(bodies) if has_arrays else b"\n".join(bodies)
         headers = {"Content-Type": SAMPLES_TYPE if has_arrays else NDJSON_TYPE}
-        # In a thread: compressing megabytes would hold up the event loop that the generator runs in.
+        # In a thread: compressing megabytes would block the generator's event loop.
         if self._encoding and len(body) >= SMALLEST_COMPRESSED_BYTES:
             body = yield Work(partial(self._compress, body))
             headers["Content-Encoding"] = self._encoding
@@ -186,13 +186,13 @@ class Writing:
 
 
 def _compressor(encoding: Encoding | None) -> Callable[[bytes], bytes]:
-    """Raises ``MissingExtra`` where zstd is asked for and not installed."""
+    """The function that compresses a body. Raises ``MissingExtra`` if zstd is not installed."""
     if encoding is None:
         return bytes
     if encoding == "gzip":
         return lambda body: gzip.compress(body, LEVEL)
     if encoding != "zstd":
-        raise InvalidInput(f"encoding is gzip or zstd, got {encoding!r}", field="encoding")
+        raise InvalidInput(f"encoding must be gzip or zstd (got {encoding!r})", field="encoding")
     try:
         import zstandard
     except ImportError:

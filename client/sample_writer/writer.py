@@ -1,4 +1,4 @@
-"""The writers of generators that run elsewhere. Both say the same (``protocol.py``); one blocks, one is awaited."""
+"""The blocking and the awaited sample writer. Both use ``protocol.py``."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ LEAVING_WAIT_S = 30.0
 
 
 class _Writer:
-    """What both writers have."""
+    """The common part of both writers."""
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
@@ -30,26 +30,26 @@ class _Writer:
 
     @property
     def num_acknowledged(self) -> int:
-        """Samples that are on the buffer's disk."""
+        """Number of samples stored on the buffer's disk."""
         return self._outbox.num_acknowledged
 
     @property
     def num_refused(self) -> int:
-        """Samples that the buffer will not take."""
+        """Number of samples that the buffer refused."""
         return self._outbox.num_refused
 
     def _check_drained(self) -> None:
-        """Raise what went wrong; also if there was no time for all."""
+        """Raise the writer's errors, and ``WriterClosed`` if samples are left."""
         self._outbox.check()
         if num := self._outbox.num_unjudged:
-            raise WriterClosed(f"{num} samples were not sent, as there is no more time")
+            raise WriterClosed(f"timed out before {num} samples were sent")
 
     def _hurry(self) -> None:
-        # An error is on its way through the block: it should not wait two minutes for a server that is gone.
+        # An exception is leaving the block: it should not wait two minutes for an unreachable server.
         self._writing.retry_for_s = min(self._writing.retry_for_s, LEAVING_RETRY_S)
 
     def _log_unsent(self, error: Exception) -> None:
-        logger.error("%d samples are not known to be sent: %s", self._outbox.num_unjudged, error)
+        logger.error("%d samples may not have been sent: %s", self._outbox.num_unjudged, error)
 
 
 def _writing(
@@ -64,27 +64,27 @@ def _writing(
 
 
 class SampleWriter(_Writer):
-    """Sends samples to a run, in batches, each until it is acknowledged::
+    """Sends samples to a run in batches, and resends each batch until it is acknowledged::
 
         with SampleWriter("http://127.0.0.1:8889", run_id) as writer:
             for sample in rollouts():
                 writer.write(sample)
 
-    ``url`` is the server's with a ``run_id``, or without one the private address of a run, the ``remote_buffer_url``
-    that its ``run_rollout`` was given.
+    With a ``run_id``, ``url`` is the server's address. Without one, it is the private address of a run: the
+    ``remote_buffer_url`` passed to ``run_rollout``.
 
-    A batch goes out when ``limits`` say so, from a thread of the writer's own. A sample whose write was acknowledged is
-    on the buffer's disk. One whose reply was lost is sent again: its ``uid`` (made up if it has none) lets the buffer
-    know it. While the buffer has no room, samples wait here, and when ``limits.max_waiting`` do, ``write`` waits as
-    well: that slows a generator down to its trainer's pace. Bodies are compressed with ``encoding``; token arrays go as
-    binary numbers.
+    A background thread sends a batch when it reaches a limit of ``limits``. An acknowledged sample is on the buffer's
+    disk. After a lost reply the sample is resent; the buffer recognises it by its ``uid``, which is generated if
+    missing. While the buffer has no room, samples are queued here, and at ``limits.max_waiting`` samples ``write``
+    waits too. This slows the generator down to the trainer's pace. ``encoding`` compresses bodies; token arrays are
+    sent as binary numbers.
 
-    A sample that the buffer will not take goes to ``on_refused(sample, error)``, called from the writer's thread, or
-    without one is raised in ``SamplesRefused`` at the next call; the others go on. Where nobody answers for
-    ``retry_for_s`` seconds, or the run or the token is unknown, every further call raises why.
+    A refused sample is passed to ``on_refused(sample, error)`` in the writer's thread. Without ``on_refused``, the
+    next call raises ``SamplesRefused``. Other samples are not affected. If the server is unreachable for
+    ``retry_for_s`` seconds, or the run or the token is unknown, every further call raises that error.
 
-    Leaving the ``with`` block sends all that waits; by an error too, with a few seconds of patience, and then what
-    could not be sent is logged. May be used by several threads.
+    Leaving the ``with`` block sends all queued samples. After an exception it tries for a few seconds only and logs how
+    many samples may not have been sent. Thread-safe.
     """
 
     def __init__(
@@ -105,19 +105,19 @@ class SampleWriter(_Writer):
         self._background = Background(self._transport, self._writing.run(), "forebay-writer")
 
     def write(self, sample: Sample) -> None:
-        """Take a sample, once there is room.
+        """Queue a sample, once there is room.
 
-        Raises ``TypeError`` for what cannot be encoded, ``WriterClosed``, or what went wrong with earlier samples; then
-        this one was not taken.
+        Raises ``TypeError`` if it cannot be encoded, ``WriterClosed``, or the error of an earlier sample. In each case
+        this sample was not queued.
         """
         self._wait(lambda: self._outbox.has_room)
         if self._writing.put(sample):
             self._background.wake()
 
     def flush(self) -> None:
-        """Wait until each sample written so far is acknowledged or refused.
+        """Wait until every sample written so far is acknowledged or refused.
 
-        Raises ``SamplesRefused``, ``ServerUnreachable``, or what else the server said.
+        Raises ``SamplesRefused``, ``ServerUnreachable``, or another error of the server.
         """
         self._outbox.hurry()
         self._background.wake()
@@ -125,7 +125,7 @@ class SampleWriter(_Writer):
         self._outbox.check()
 
     def close(self) -> None:
-        """Send what waits, and stop. Raises what ``flush`` raises."""
+        """Send all queued samples, then stop. Raises the errors of ``flush``."""
         self._close(NEVER_S)
 
     def _close(self, wait_s: float) -> None:
@@ -136,12 +136,12 @@ class SampleWriter(_Writer):
             self._check_drained()
         finally:
             self._background.stop()
-            self._background.join(LEAVING_RETRY_S)  # or it would ask over connections that are closed under it
+            self._background.join(LEAVING_RETRY_S)  # before its connections are closed
             self._transport.close()
 
     def _wait(self, condition: Callable[[], bool], wait_s: float = NEVER_S) -> None:
         with self._changed:
-            self._changed.wait_for(condition, min(wait_s, threading.TIMEOUT_MAX))  # more overflows
+            self._changed.wait_for(condition, min(wait_s, threading.TIMEOUT_MAX))  # a longer wait overflows
 
     def _notify(self) -> None:
         with self._changed:
@@ -159,12 +159,12 @@ class SampleWriter(_Writer):
         self._hurry()
         try:
             self._close(LEAVING_WAIT_S)
-        except Exception as also:  # noqa: BLE001 - the error that is under way must arrive
+        except Exception as also:  # noqa: BLE001 - the block's own exception must be raised
             self._log_unsent(also)
 
 
 class AsyncWriter(_Writer):
-    """Sends over ``transport``, which stays open, what ``writing`` says, from a task of its own."""
+    """Sends samples with the protocol ``writing`` over ``transport``, which it does not close, from a task."""
 
     def __init__(self, transport: AsyncTransport, writing: Writing) -> None:
         super().__init__(writing)
@@ -172,23 +172,23 @@ class AsyncWriter(_Writer):
         self._outbox.changed = self._changed.notify
         self._transport = transport
         self._background: AsyncBackground | None = None
-        """From the first sample on: a writer may be made where no event loop runs."""
+        """Created with the first sample: a writer may be constructed where no event loop runs."""
 
     async def write(self, sample: Sample) -> None:
-        """As ``SampleWriter.write``."""
+        """Queue a sample, once there is room; see ``SampleWriter.write``."""
         await self._wait(lambda: self._outbox.has_room)
         if self._writing.put(sample):
             self._wake()
 
     async def flush(self) -> None:
-        """As ``SampleWriter.flush``."""
+        """Wait until every sample written so far is acknowledged or refused; see ``SampleWriter.flush``."""
         self._outbox.hurry()
         self._wake()
         await self._wait(lambda: self._outbox.is_drained)
         self._outbox.check()
 
     async def close(self) -> None:
-        """As ``SampleWriter.close``."""
+        """Send all queued samples, then stop; see ``SampleWriter.close``."""
         await self._close(NEVER_S)
 
     async def _close(self, wait_s: float) -> None:
@@ -201,12 +201,12 @@ class AsyncWriter(_Writer):
             await self.stop()
 
     async def stop(self) -> None:
-        """Send nothing more, whatever waits."""
+        """Stop sending, even if samples are queued."""
         if self._background is not None:
             await self._background.stop()
 
     async def watch(self) -> None:
-        """Return once it is closed and all was sent. Raises, as soon as it is so, why nothing can be sent any more."""
+        """Wait until the writer is closed and all samples are sent. Raises at once an error that ends the writer."""
         await self._wait(lambda: self._outbox.has_ended)
         self._outbox.check()
 
@@ -222,7 +222,7 @@ class AsyncWriter(_Writer):
 
 
 class AsyncSampleWriter(AsyncWriter):
-    """``SampleWriter`` to be awaited: the same methods, entered with ``async with``."""
+    """``SampleWriter`` for asyncio: awaited methods, entered with ``async with``."""
 
     def __init__(
         self,
@@ -254,5 +254,5 @@ class AsyncSampleWriter(AsyncWriter):
         self._hurry()
         try:
             await self._close(LEAVING_WAIT_S)
-        except Exception as also:  # noqa: BLE001 - the error that is under way must arrive
+        except Exception as also:  # noqa: BLE001 - the block's own exception must be raised
             self._log_unsent(also)

@@ -1,4 +1,4 @@
-"""What slime's arguments mean to Forebay."""
+"""Translation of slime's arguments to fields of a start."""
 
 import hashlib
 import os
@@ -9,31 +9,31 @@ from forebay.client.trainer.buffer_client import DEFAULT_URL
 from forebay.core.errors import InvalidInput
 
 SlimeArgs: TypeAlias = Any
-"""The namespace of slime's command line; which arguments there are depends on slime's version."""
+"""The namespace of slime's command line; its arguments depend on slime's version."""
 
 NUM_EPOCHS = 3
-"""As slime's own client has it where the command line says nothing."""
+"""The default of slime's own client."""
 NUM_PROCESSES = 100
 
 
 def buffer_url(args: SlimeArgs) -> str:
-    """Where Forebay listens: ``--rollout-buffer-url``, else ``FOREBAY_URL``."""
+    """Forebay's address: ``--rollout-buffer-url``, else ``FOREBAY_URL``."""
     return str(
         _first(args, "rollout_buffer_url", "agent_rollout_buffer_url") or os.environ.get("FOREBAY_URL", DEFAULT_URL)
     )
 
 
 def run_name(args: SlimeArgs) -> str:
-    """The name under which a training finds its run again: ``rollout_buffer_name``, else made of ``--save``."""
+    """The name by which a restarted training finds its run: ``rollout_buffer_name``, else derived from ``--save``."""
     if name := _first(args, "rollout_buffer_name"):
         return str(name)
-    # Where models are saved is what stays the same when a training is started again.
+    # The folder of the models stays the same when a training is restarted.
     folder = _first(args, "save")
     return f"slime-{hashlib.sha256(str(Path(folder).absolute()).encode()).hexdigest()[:12]}" if folder else "slime"
 
 
 def start_fields(args: SlimeArgs) -> dict[str, Any]:
-    """The fields of a start, as slime's own client fills them; ``rollout_buffer_settings`` adds to them."""
+    """The fields of a start, set like slime's own client sets them; ``rollout_buffer_settings`` adds to them."""
     return {
         "num_process": _first(args, "rollout_num_process") or NUM_PROCESSES,
         "num_epoch": _first(args, "num_epoch") or NUM_EPOCHS,
@@ -48,7 +48,7 @@ def start_fields(args: SlimeArgs) -> dict[str, Any]:
         "keep_checkpoints": _checkpoints_to_keep(args),
         "input_file": args.prompt_data,
         **_limits(args),
-        **_settings(args),  # in the middle: what follows must agree with slime's own idea of the run
+        **_settings(args),  # before the fields that must match slime's arguments, so that it cannot override them
         "task_type": args.rollout_task_type,
         "group_size": args.n_samples_per_prompt,
         "name": run_name(args),
@@ -56,16 +56,16 @@ def start_fields(args: SlimeArgs) -> dict[str, Any]:
 
 
 def check_args(args: SlimeArgs) -> None:
-    """Raise ``InvalidInput`` if slime will ask for what no sample has: arrays with an item for each token."""
+    """Raise ``InvalidInput`` if slime will need per-token arrays that samples do not have."""
     if _first(args, "rollout_top_p") not in (None, 1.0):
-        option, needed = "--rollout-top-p", "the tokens that top-p left to choose from"
+        option, needed = "--rollout-top-p", "the candidate tokens after top-p"
     elif _first(args, "use_rollout_routing_replay"):
         option, needed = "--use-rollout-routing-replay", "the experts"
     else:
         return
     raise InvalidInput(
-        f"with {option} slime needs {needed} for each token, which samples from Forebay do not have yet",
-        hint="leave the option out",
+        f"with {option} slime needs {needed} for each token, which samples from Forebay do not have",
+        hint="omit the option",
         field=option,
     )
 
@@ -76,17 +76,17 @@ def shares_gpus(args: SlimeArgs) -> bool:
 
 
 def _limits(args: SlimeArgs) -> dict[str, Any]:
-    """How far the generator may run ahead of the training."""
-    if shares_gpus(args):  # slime waits until the engine is idle, which nothing else brings about
-        # As slime itself: no rollout goes on under other weights, unless partial ones are asked for.
+    """Limits on how far the generator may run ahead of the training."""
+    if shares_gpus(args):  # slime waits until the engine is idle, which only a limit per step ensures
+        # Like slime itself: no rollout continues under other weights, unless --partial-rollout is set.
         leftover = "keep" if _first(args, "partial_rollout") else "defer"
         return {"oversampling": {"groups_per_step": args.rollout_batch_size, "leftover": leftover}}
     return {"max_buffer_size": 2 * args.rollout_batch_size * args.n_samples_per_prompt}
 
 
 def _checkpoints_to_keep(args: SlimeArgs) -> int | None:
-    # Every rollout is a checkpoint. slime may go back to the model before the one that it is just saving, and has
-    # fetched one rollout early: none older is ever asked for.
+    # Every rollout is a checkpoint. slime may return to the model before the one it is saving, and fetches one rollout
+    # early. It never needs an older checkpoint.
     interval = _first(args, "save_interval")
     return 2 * int(interval) + 2 if interval else None
 
@@ -95,15 +95,15 @@ def _settings(args: SlimeArgs) -> dict[str, Any]:
     given = _first(args, "rollout_buffer_settings") or {}
     if not isinstance(given, dict):
         raise InvalidInput(
-            f"rollout_buffer_settings are fields of a start, got {given!r}",
-            hint="write them as a mapping into the file of slime's --custom-config-path",
+            f"rollout_buffer_settings must be a mapping of start fields (got {given!r})",
+            hint="write it as a mapping in the file of slime's --custom-config-path",
             field="rollout_buffer_settings",
         )
     return given
 
 
 def does_slime_normalise(args: SlimeArgs) -> bool:
-    """Whether rewards are to go to slime as they are: it makes advantages of them unless its arguments say no."""
+    """Whether slime normalises rewards itself, as it does by default, and therefore needs raw rewards."""
     return bool(getattr(args, "rewards_normalization", True))
 
 

@@ -1,4 +1,4 @@
-"""Evaluation for slime: a run of its own for each data set, every sample of which counts."""
+"""Evaluation for slime: one run per data set, in which every sample counts."""
 
 import hashlib
 import logging
@@ -22,16 +22,16 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0
 RETRY_FOR_S = 120.0
 NO_LIMIT = 1 << 40
-"""Nobody reads these runs: that is no sign of trouble, and makes no room."""
+"""Limit for evaluation runs: no trainer reads them, so they must not fill up or raise an alarm."""
 WORKING = ("validating", "running")
 LONGEST_NAME = 64
 GROUPS_AT_ONCE = 64
-"""So many groups of an evaluation are ended by one batch."""
+"""Groups of an evaluation that are acked in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """One data set, as slime's arguments have it; None means that training's value is used."""
+    """One data set from slime's arguments; None stands for the value used in training."""
 
     name: str
     path: str
@@ -42,15 +42,15 @@ class EvalSet:
 
 
 def evaluate(args: SlimeArgs, rollout_id: int) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Rewards, truncations and samples of each data set, as slime logs them, and how many samples failed.
+    """Rewards, truncations and samples of each data set, in the form that slime logs, and the number of failed samples.
 
-    Failed samples are left out, since failure is no reward of 0; with ``--log-passrate``, which counts whole groups, so
-    are the others of their group. The groups of all sets are ended when all are there, and stay as they are where one
-    fails. Raises ``RunEnded`` for a run that did not finish.
+    Failed samples are omitted: a failure is not a reward of 0. With ``--log-passrate``, which counts whole groups,
+    the other samples of their groups are omitted too. When all data sets are done, the groups of all of them are acked;
+    if one fails, none is. Raises ``RunEnded`` for a run that did not finish.
     """
     data, metrics, run_ids = {}, {}, []
     for eval_set in eval_sets(args):
-        logger.info("rollout %d: evaluates %s", rollout_id, eval_set.name)
+        logger.info("rollout %d: evaluating on %s", rollout_id, eval_set.name)
         run_ids.append(_run(args, eval_set))
         data[eval_set.name], failed = _results(args, eval_set, run_ids[-1])
         metrics[f"eval/{eval_set.name}/failed_samples"] = failed
@@ -67,7 +67,7 @@ def eval_sets(args: SlimeArgs) -> list[EvalSet]:
     pairs = getattr(args, "eval_prompt_data", None) or []
     if not pairs or len(pairs) % 2:
         raise InvalidInput(
-            "there is nothing to evaluate on", hint="--eval-prompt-data NAME PATH", field="eval_datasets"
+            "no evaluation data set is given", hint="pass --eval-prompt-data NAME PATH", field="eval_datasets"
         )
     names, paths = pairs[::2], pairs[1::2]
     return [EvalSet(name, path, default, *_sampling(args, "eval_")) for name, path in zip(names, paths, strict=True)]
@@ -83,11 +83,11 @@ def _sampling(source: Any, prefix: str) -> list[Any]:
 
 
 def _run(args: SlimeArgs, eval_set: EvalSet) -> str:
-    """The id of a run of this set that has finished."""
+    """Run the generator on this data set until it finishes, and return the run's id."""
     with BufferClient(buffer_url(args)) as client:
         name = eval_name(args)
         for run in client.runs(name):
-            if run.state in WORKING:  # left by a training that was ended meanwhile
+            if run.state in WORKING:  # left over from a training process that ended during its evaluation
                 client.attach(run.run_id)
                 client.stop()
         client.start(**_fields(args, eval_set) | {"name": name})
@@ -98,7 +98,7 @@ def _run(args: SlimeArgs, eval_set: EvalSet) -> str:
 
 
 def eval_name(args: SlimeArgs) -> str:
-    """The name of a training's evaluations, which no other training's have."""
+    """The name of the evaluation runs of a training, unique to that training."""
     name = run_name(args)
     if len(name) > LONGEST_NAME - len("-eval"):
         name = f"{name[:46]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
@@ -135,13 +135,13 @@ def _fields(args: SlimeArgs, eval_set: EvalSet) -> dict[str, Any]:
         "max_buffer_bytes": NO_LIMIT,
         "alarm_after_groups": NO_LIMIT,
         "alarm_lost_ratio": 1.0,
-        "min_timeout_group_size_ratio": 1.0,  # what is still open when all was read is discarded, thus let go of
+        "min_timeout_group_size_ratio": 1.0,  # groups still open after the evaluation are discarded
     }
 
 
 def _finished(client: BufferClient) -> RunStats:
-    """The run once its generator has returned."""
-    # Its state, not its end: nobody reads the groups of an evaluation, and a run with groups never ends.
+    """Wait until the run's generator has returned, and return the run."""
+    # The state is checked, not has_ended: an evaluation's groups are not read, and a run with ready groups never ends.
     while (stats := client.stats()).state in WORKING:
         time.sleep(POLL_S)
     if stats.state != "finished":
@@ -150,7 +150,7 @@ def _finished(client: BufferClient) -> RunStats:
 
 
 def _usable(args: SlimeArgs, eval_set: EvalSet, source: "WrittenGroups") -> tuple[list[list[Usable]], int]:
-    """What slime can use of each group, and how many samples it cannot."""
+    """The usable samples of each group, and the number of unusable ones."""
     groups, failed = [], 0
     for rows in source:
         group = []
@@ -158,7 +158,7 @@ def _usable(args: SlimeArgs, eval_set: EvalSet, source: "WrittenGroups") -> tupl
             try:
                 group.append(usable_row(row, args))
             except InvalidInput as error:
-                logger.warning("evaluation of %s leaves out a sample: %s", eval_set.name, error)
+                logger.warning("evaluation of %s: skipping a sample: %s", eval_set.name, error)
         failed += eval_set.num_samples - len(group)
         if group and (len(group) == eval_set.num_samples or not getattr(args, "log_passrate", False)):
             groups.append(group)
@@ -166,15 +166,15 @@ def _usable(args: SlimeArgs, eval_set: EvalSet, source: "WrittenGroups") -> tupl
 
 
 def _let_go(args: SlimeArgs, run_ids: Sequence[str]) -> None:
-    """End the groups of runs that were read."""
-    # Nobody else reads them, and what is ready is kept for as long as the run is.
+    """Ack the groups of evaluation runs."""
+    # No other client reads them, and ready groups are kept for as long as the run.
     try:
         for run_id in run_ids:
             with BufferClient(buffer_url(args)) as client:
                 client.attach(run_id)
                 _end_groups(client)
-    except ForebayError as error:  # the evaluation is there, and is worth more than the room
-        logger.warning("the samples of an evaluation stay on the server's disk: %s", error)
+    except ForebayError as error:  # the evaluation has succeeded: disk space must not make it fail
+        logger.warning("the samples of an evaluation were left on the server's disk: %s", error)
 
 
 def _end_groups(client: BufferClient) -> None:
@@ -185,13 +185,13 @@ def _end_groups(client: BufferClient) -> None:
             if batch is not None:
                 client.ack(batch)
                 continue
-            # There are fewer than were asked for: ask for as many as there are.
+            # Fewer groups are ready than requested: request as many as there are.
             num_ready = client.stats().groups.get("ready", 0)
-            num_groups = min(num_ready, num_groups - 1)  # the read may have discarded some of those that were there
+            num_groups = min(num_ready, num_groups - 1)  # the read may have discarded some ready groups
 
 
 class WrittenGroups:
-    """Every group of a run with what was written, whatever the read hooks think of it."""
+    """Every group of a run with its samples as written, independent of the read hooks."""
 
     def __init__(self, args: SlimeArgs, run_id: str) -> None:
         self._transport = Transport(buffer_url(args), os.environ.get("FOREBAY_TOKEN"))

@@ -1,4 +1,4 @@
-"""Groups of a batch as slime's own samples."""
+"""Conversion of a batch's groups to slime's samples."""
 
 import math
 import sys
@@ -19,17 +19,17 @@ from forebay.core.sample import OWN_NAMES, fork_number
 from forebay.core.sample import rollout_id as id_of_rollout
 
 STATUSES = {"length": "TRUNCATED", "abort": "ABORTED", "error": "FAILED", "failed": "FAILED"}
-"""By the reason for which a rollout ended; all others are ``COMPLETED``."""
+"""slime's status by finish reason; for any other reason it is ``COMPLETED``."""
 OUTCOME_STATUSES = {
     RolloutOutcome.TRUNCATED.value: "TRUNCATED",
     RolloutOutcome.CANCELLED.value: "ABORTED",
     **{outcome.value: "FAILED" for outcome in RolloutOutcome if outcome.value.endswith("_failure")},
 }
-"""By how the rollout ended, which counts more; of an ``ok`` one the reason tells."""
+"""slime's status by outcome, which takes precedence; for ``ok``, the finish reason decides."""
 UNIFORM = ("round_number",)
-"""Metadata that slime takes of every sample if the first one has it."""
+"""Metadata that slime reads from every sample if the first one has it."""
 FORK_INDEX = 1 << 40
-"""What the k-th fork's ``index`` is above its main sample's, k times: no other sample of the training has it."""
+"""The k-th fork's ``index`` is its main sample's plus k times this: unique within the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Usable:
     reward: float
     raw_reward: float
     is_filler: bool = False
-    """Whether it only stands in a slot that failed, and is not trained on."""
+    """Whether it only fills a failed slot; it is not trained on."""
 
 
 Group: TypeAlias = list[list[Usable]]
-"""Its slots, each with a main sample and the forks of its rollout."""
+"""The slots of a group, each with a main sample and the forks of its rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Unusable:
 
 
 def groups_of(batch: Batch, args: SlimeArgs) -> list[Group | Unusable]:
-    """The groups of a batch that came as tensors; usable ones have exactly ``n_samples_per_prompt`` slots."""
+    """The groups of a batch read with tensors; usable ones have exactly ``n_samples_per_prompt`` slots."""
     arrays, numbers = arrays_of_batch(batch)
     given = [own_names(row) if at in batch.foreign_rows else row for at, row in enumerate(batch.rows)]
     groups: list[Group | Unusable] = []
@@ -66,7 +66,7 @@ def groups_of(batch: Batch, args: SlimeArgs) -> list[Group | Unusable]:
         try:
             slots = _slots(given, places, args)
             group = [[_usable(given[at], arrays[at], args) for at in slot] for slot in slots]
-            # slime counts rollouts, and ends the training where some are missing.
+            # slime counts rollouts and aborts the training if some are missing.
             groups.append(group + [[_filler(group[0][0])]] * (args.n_samples_per_prompt - len(group)))
         except InvalidInput as error:
             groups.append(Unusable(given[places[0]]["instance_id"], str(error)))
@@ -74,19 +74,19 @@ def groups_of(batch: Batch, args: SlimeArgs) -> list[Group | Unusable]:
 
 
 def own_names(row: Row) -> Row:
-    """The row of a foreign writer, without the names that mean something else there. It has a reward: none failed."""
+    """The row of an unregistered writer, without fields that mean something else to Forebay. No such row failed."""
     return {name: value for name, value in row.items() if name not in OWN_NAMES and name != "status"}
 
 
 def usable_row(row: Row, args: SlimeArgs) -> Usable:
-    """A sample as it was written. Raises ``InvalidInput`` if slime cannot use it."""
+    """Convert a sample as written. Raises ``InvalidInput`` if slime cannot use it."""
     return _usable(row, arrays_of_row(row), args)
 
 
 def _slots(rows: Sequence[Row], places: Sequence[int], args: SlimeArgs) -> list[list[int]]:
-    """The places of a group by slot, each main sample before its forks. Raises ``InvalidInput``."""
+    """The row indices of a group by slot, each main sample before its forks. Raises ``InvalidInput``."""
     size, has_forks = args.n_samples_per_prompt, any(fork_number(rows[at].get("fork")) for at in places)
-    if has_forks and does_slime_normalise(args):  # what a hook copied into a failed slot makes room for a filler
+    if has_forks and does_slime_normalise(args):  # fillers replace copies that a hook put into failed slots
         places = sorted({rows[at]["uid"]: at for at in reversed(places)}.values())
     slots: list[list[int]] = []
     by_rollout: dict[str, list[int]] = {}
@@ -94,7 +94,7 @@ def _slots(rows: Sequence[Row], places: Sequence[int], args: SlimeArgs) -> list[
         rollout_id = id_of_rollout(rows[at].get("rollout_id"))
         if fork_number(rows[at].get("fork")) and rollout_id in by_rollout:
             by_rollout[rollout_id].append(at)
-        else:  # a main sample, or the first fork of a rollout whose main sample a hook has taken
+        else:  # a main sample, or the first fork of a rollout whose main sample a hook removed
             slots.append([at])
             by_rollout.setdefault(rollout_id, slots[-1])
     if len(slots) > size or (len(slots) < size and not has_forks):
@@ -106,7 +106,7 @@ def _usable(row: Row, arrays: Arrays, args: SlimeArgs) -> Usable:
     reward, raw_reward = (_float(row.get(name)) for name in ("reward", "raw_reward"))
     if math.isnan(reward):
         raise InvalidInput(f"sample {row.get('uid')!r} has no reward", field="reward")
-    raw_reward = reward if math.isnan(raw_reward) else raw_reward  # an evaluation has what was written
+    raw_reward = reward if math.isnan(raw_reward) else raw_reward  # an evaluation reads samples as written
     try:
         tokens = tokens_of(row, arrays, lambda: _tokenizer(args.hf_checkpoint))
     except InvalidInput as error:
@@ -137,17 +137,17 @@ def _tokenizer(path: str) -> Tokenizer:
 
 
 def slime_module(name: str) -> Any:
-    """A module of slime, or of its fork miles: whichever has called us is loaded."""
+    """A module of slime, or of its fork miles: the package that called us is already loaded."""
     package = next((each for each in ("slime", "miles") if each in sys.modules), "slime")
     return import_module(f"{package}.{name}")
 
 
 def to_slime(groups: Sequence[Group], args: SlimeArgs, first_group: int) -> list[list[Any]]:
-    """Groups of slime's ``Sample``, one for each slot, numbered from ``first_group``.
+    """Groups of slime's ``Sample``, one per slot, numbered from ``first_group``.
 
-    If any rollout has forks, each slot is a list instead, of the main sample and its forks.
+    If any rollout has forks, each slot is a list of the main sample and its forks.
     """
-    # slime looks at the first sample, and takes of all what that one has: these are all there, or all left out.
+    # slime checks the first sample for a field and then reads it from all: so all have these fields, or none.
     items = [item for group in groups for slot in group for item in slot]
     has_logprobs = all(item.tokens.logprobs is not None for item in items)
     uniform = {name for name in UNIFORM if all(name in _extra_info(item.row) for item in items)}
@@ -191,7 +191,7 @@ def status_of(row: Row) -> str:
     if status or row.get("status") == "failed":
         return status or "FAILED"
     reason = _extra_info(row).get("finish_reason", row.get("finish_reason"))
-    if isinstance(reason, dict):  # as SGLang's own API has it
+    if isinstance(reason, dict):  # the form of SGLang's native API
         reason = reason.get("type")
     return STATUSES.get(str(reason), "COMPLETED")
 

@@ -1,4 +1,4 @@
-"""Tokens of samples as slime wants them: prompt and response in one list, masks and logprobs of the response alone."""
+"""Tokens in slime's form: prompt and response in one list, masks and logprobs for the response only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """``ids`` of prompt and response; ``loss_mask`` and ``logprobs`` have one item for each of the response."""
+    """``ids`` of prompt and response; ``loss_mask`` and ``logprobs`` have one item per response token."""
 
     ids: list[int]
     loss_mask: list[int]
     logprobs: list[float] | None
-    """None where the sample came without; else no token is trained on that has none."""
+    """None if the sample has no logprobs; otherwise only tokens with a logprob are trained on."""
     is_retokenized: bool
 
     @property
@@ -30,47 +30,47 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """What a sample carries: three arrays of one length, and the length of its response where it tells one."""
+    """The arrays of a sample, all of one length, and the length of its response if it states one."""
 
     ids: "numpy.ndarray[Any, Any]"
     loss_mask: "numpy.ndarray[Any, Any]"
     logprobs: "numpy.ndarray[Any, Any]"
     response_length: int
-    """-1 where it does not."""
+    """-1 if the sample does not state it."""
 
 
 def arrays_of_batch(batch: Batch) -> tuple[list[Arrays], list[int]]:
-    """The arrays of each row of a batch that was asked for as tensors, and the number of each row's group."""
+    """The arrays of each row of a batch read with tensors, and the number of each row's group."""
     flat = numpy_arrays(batch)
     columns = ("response_length", "has_logprobs")
     places = zip(flat["offsets"][:-1], flat["offsets"][1:], *(flat[name] for name in columns), strict=True)
     parts = []
     for start, end, length, has_logprobs in places:
         ids, mask, logprobs = (flat[name][start:end] for name in ("tokens", "loss_mask", "logprobs"))
-        # As in `collate`: a token without a logprob is not trained on where its sample has others.
+        # As in `collate`: in a sample with logprobs, a token without one is not trained on.
         mask = mask * _numpy().isfinite(logprobs) if has_logprobs else mask
         parts.append(Arrays(ids, mask, logprobs, int(length)))
     return parts, flat["group_index"].tolist()
 
 
 def arrays_of_row(row: Row) -> Arrays:
-    """The arrays of a sample with plain lists. Raises ``InvalidInput`` if they are none."""
+    """The arrays of a sample with plain lists. Raises ``InvalidInput`` if the lists are invalid."""
     if not row.get("tokens"):
         nothing = _numpy().empty(0)
         return Arrays(nothing, nothing, nothing, -1)
-    # ``collate`` judges plain lists as it does a whole batch; of its answer these are the arrays by token.
+    # ``collate`` checks plain lists too; the two-dimensional tensors are the arrays by token.
     made = {name: tensor[0].numpy() for name, tensor in collate([row], 0).items() if tensor.dim() == 2}
     claimed = row.get("response_length")
-    length = claimed if type(claimed) is int and 0 <= claimed <= len(row["tokens"]) else -1  # no bool, which is an int
+    length = claimed if type(claimed) is int and 0 <= claimed <= len(row["tokens"]) else -1  # type(): bool is an int
     return Arrays(made["tokens"], made["loss_mask"], made["logprobs"], length)
 
 
 def tokens_of(row: Row, arrays: Arrays, load_tokenizer: Callable[[], Tokenizer]) -> Tokens:
-    """A sample's tokens; made of its messages where it has none. Raises ``InvalidInput`` if slime cannot use them."""
+    """A sample's tokens, or tokens made from its messages. Raises ``InvalidInput`` if slime cannot use them."""
     if len(arrays.ids):
         return _split(arrays)
-    if row.get("tokens"):  # there are some, of a kind that is no array: others in their place would train on untruths
-        raise InvalidInput("its token arrays cannot be used", field="tokens")
+    if row.get("tokens"):  # invalid tokens must not be replaced: training would be on other tokens than were sampled
+        raise InvalidInput("its token arrays are invalid", field="tokens")
     return _retokenized(row["messages"], load_tokenizer())
 
 
@@ -78,7 +78,7 @@ def _split(arrays: Arrays) -> Tokens:
     start = _response_start(arrays.loss_mask, arrays.response_length)
     mask = arrays.loss_mask[start:].astype(bool)
     logprobs = arrays.logprobs[start:].copy()
-    logprobs[~mask] = 0.0  # what was not sampled has NaN, which is no sign that something is missing
+    logprobs[~mask] = 0.0  # tokens that were not sampled have NaN; that does not mean that a logprob is missing
     has_all = not _numpy().isnan(logprobs).any()
     return Tokens(arrays.ids.tolist(), mask.astype(int).tolist(), logprobs.tolist() if has_all else None, False)
 
@@ -88,19 +88,19 @@ def _retokenized(messages: Sequence[Any], tokenizer: Tokenizer) -> Tokens:
         ids, mask = chat_tokens(messages, tokenizer)
     except InvalidInput:
         raise
-    except Exception as error:  # whatever a template finds wrong with one conversation costs that one
+    except Exception as error:  # an error of the template affects this sample only
         raise InvalidInput(f"its messages cannot be tokenised: {error!r}", field="messages") from error
     start = _response_start(_numpy().asarray(mask), -1)
     return Tokens(ids, mask[start:], None, True)
 
 
 def _response_start(mask: "numpy.ndarray[Any, Any]", response_length: int) -> int:
-    """Where the response begins: as the sample says, else at the first token that is trained on."""
+    """Where the response begins: as stated by the sample, else at the first token that is trained on."""
     if len(mask) < 2:
-        raise InvalidInput("it has less than two tokens", field="tokens")
+        raise InvalidInput("it has fewer than two tokens", field="tokens")
     first_trained = int(mask.argmax()) if mask.any() else len(mask)
     start = len(mask) - response_length if response_length >= 0 else first_trained
-    # Nothing predicts the first token, so that it is of the prompt; and slime divides by the length of the response.
+    # The first token has no prediction and belongs to the prompt. slime divides by the response length: not 0.
     return min(max(start, 1), len(mask) - 1)
 
 

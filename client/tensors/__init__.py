@@ -1,11 +1,10 @@
 """Batches as padded torch tensors.
 
-A batch that was read with ``as_tensors`` comes as one blob with the arrays of all rows, one row after the other; any
-other samples are encoded the same way first (``ragged.py``). ``collate`` splits the arrays by row, makes tokens for
-rows without (``tokenize.py``), masks what is to be left out (``token_filter.py``), and pads all to one length
-(``_Padder``). ``rows`` does the same for plain rows, without padding and without torch (``masked_rows.py``).
-``numpy_arrays`` gives the arrays as they came. torch and NumPy are imported where they are used: a trainer that wants
-neither needs neither.
+A batch read with ``as_tensors`` arrives as one blob with the concatenated arrays of all rows; any other samples are
+first encoded the same way (``ragged.py``). ``collate`` splits the arrays by row, tokenises rows without tokens
+(``tokenize.py``), masks excluded tokens (``token_filter.py``), and pads all rows to one length (``_Padder``). ``rows``
+returns plain rows with the same masks, without padding and without torch (``masked_rows.py``). ``numpy_arrays``
+returns the arrays of the blob. torch and NumPy are imported only where they are used.
 """
 
 import warnings
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["collate", "numpy_arrays", "rows"]
 
 Side = Literal["left", "right"]
-"""The end at which rows are padded, or lose tokens."""
+"""The end at which rows are padded or truncated."""
 
 
 def collate(
@@ -44,41 +43,40 @@ def collate(
     policy_temperature: float = 1.0,
     needs_logprobs: bool = False,
 ) -> dict[str, "torch.Tensor"]:
-    """The samples of a batch, or any others, as tensors of B rows and T columns. T is the length of the longest.
+    """Return samples, of a batch or any others, as tensors of B rows and T columns. T is the length of the longest.
 
     ======================  =======  =======  ====================================================================
-    ``tokens``              int64    [B, T]   ``pad_token_id`` where there is none
-    ``attention_mask``      bool     [B, T]   where there are tokens
-    ``loss_mask``           bool     [B, T]   which tokens are trained on
-    ``logprobs``            float32  [B, T]   of the engine that sampled the tokens, 0 for tokens that are not trained
-                                              on; NaN for those of a sample that has no logprobs at all
+    ``tokens``              int64    [B, T]   token ids, padded with ``pad_token_id``
+    ``attention_mask``      bool     [B, T]   True for tokens, False for padding
+    ``loss_mask``           bool     [B, T]   True for tokens to train on
+    ``logprobs``            float32  [B, T]   from the engine that sampled the tokens; 0 for tokens that are not
+                                              trained on, NaN for all tokens of a sample without logprobs
     ``rewards``             float32  [B]      ``reward``; NaN if there is none
-    ``group_index``         int64    [B]      which group of the batch a row belongs to, from 0
-    ``weight_version``      int64    [B]      the oldest that the sample names; -1 if it names none
-    ``retokenized``         bool     [B]      whether the tokens were made of the messages
+    ``group_index``         int64    [B]      number of the row's group in the batch, from 0
+    ``weight_version``      int64    [B]      the oldest version in the sample; -1 without one
+    ``retokenized``         bool     [B]      whether the tokens were made from the messages
     ======================  =======  =======  ====================================================================
 
-    A row longer than ``max_length`` loses its end, with ``truncate="left"`` its beginning. A sample without tokens is
-    tokenised with ``tokenizer``, one of the transformers package, and its chat template, or ``chat_template``; its loss
-    mask is 1 for what the assistant said. Tokens that are there are never made anew. Without a loss mask, the last
-    ``response_length`` tokens are trained on, or all where the sample does not tell that number. The groups of samples
-    that are no ``Batch`` are told apart by their ``instance_id`` and ``epoch``, as long as these stay the same.
+    A row longer than ``max_length`` is truncated at its end, or with ``truncate="left"`` at its beginning. A sample
+    without tokens is tokenised with ``tokenizer``, from the transformers package, and ``chat_template`` (default: the
+    tokenizer's own). Its loss mask is 1 for the assistant's turns. Existing tokens are never replaced. Without a loss
+    mask, the last ``response_length`` tokens are trained on, or all tokens without that field. If ``samples`` is not a
+    ``Batch``, adjacent samples with the same ``instance_id`` and ``epoch`` form a group.
 
-    A token without a logprob is not trained on where its sample has others, and a ``RuntimeWarning`` says so. A sample
-    that has none at all is for a trainer that computes its own: its mask stays. With ``needs_logprobs`` it is not
-    trained on either, and no logprob is NaN.
+    If only some tokens of a sample have logprobs, the others are not trained on, and a ``RuntimeWarning`` is issued. A
+    sample without any logprobs keeps its mask, for trainers that compute their own. With ``needs_logprobs``, such a
+    sample is not trained on either, and no logprob is NaN.
 
-    With ``min_weight_version`` no token is trained on that older weights sampled, as the sample's ``token_spans`` tell,
-    or where it has none its ``weight_version``: a sample that names an older one among several is then not trained on
-    at all. A sample that names no version is left as it is.
+    ``min_weight_version`` excludes tokens sampled from older weights, according to the sample's ``token_spans``. If it
+    has none, its oldest weight version decides about the whole sample. Samples without a version are unchanged.
 
-    With ``only_policy_logprobs`` no token is trained on whose logprob is not the policy's at ``policy_temperature``, by
-    which the trainer divides its logits: one that was sampled with another temperature, a penalty, a truncation, under
-    a grammar or with parameters that nobody knows (``sampling`` of its span), or over a cache of other weights
-    (``mixed_kv``). A sample or span that does not tell is left as it is.
+    ``only_policy_logprobs`` excludes tokens whose logprob is not the policy's at ``policy_temperature``, by which the
+    trainer divides its logits. These are tokens sampled with another temperature, a penalty, truncation, a grammar or
+    unknown parameters (``sampling`` of the span), or over a cache of other weights (``mixed_kv``). Samples and spans
+    without this information are unchanged.
 
-    Raises ``InvalidInput`` for a wrong argument, for arrays of different lengths, and if a tokenizer is needed and not
-    given; ``MissingExtra`` without torch.
+    Raises ``InvalidInput`` for a wrong argument, for arrays of different lengths, or if a tokenizer is needed but not
+    given. Raises ``MissingExtra`` without torch.
     """
     torch = torch_module()
     leaving_out = TokenFilter(min_weight_version, only_policy_logprobs, policy_temperature, needs_logprobs)
@@ -111,10 +109,10 @@ def collate(
 
 
 def numpy_arrays(batch: Batch) -> "dict[str, numpy.ndarray[Any, Any]]":
-    """The tensors of a batch that was asked for as tensors, as read-only NumPy views of the reply: nothing is padded.
+    """The unpadded arrays of a batch read with ``as_tensors``, as read-only NumPy views of the reply.
 
     Row ``i`` has the items ``offsets[i]`` to ``offsets[i + 1]`` of ``tokens`` (int32), ``logprobs`` (float32) and
-    ``loss_mask`` (uint8). Raises ``InvalidInput`` for a batch that came as JSON, ``MissingExtra`` without NumPy.
+    ``loss_mask`` (uint8). Raises ``InvalidInput`` for a batch read as JSON, ``MissingExtra`` without NumPy.
     """
     try:
         import numpy
@@ -126,14 +124,14 @@ def numpy_arrays(batch: Batch) -> "dict[str, numpy.ndarray[Any, Any]]":
 
 
 class _Padder:
-    """Brings rows of ``lengths`` to one length."""
+    """Pads or truncates rows of ``lengths`` to one length."""
 
     def __init__(self, lengths: Sequence[int], max_length: int | None, padding_side: Side, truncate: Side) -> None:
         for name, side in (("padding_side", padding_side), ("truncate", truncate)):
             if side not in ("left", "right"):
-                raise InvalidInput(f'{name} is "left" or "right", not {side!r}', field=name)
+                raise InvalidInput(f'{name} must be "left" or "right" (got {side!r})', field=name)
         if max_length is not None and max_length < 1:
-            raise InvalidInput(f"max_length is at least 1, not {max_length}", field="max_length")
+            raise InvalidInput(f"max_length must be at least 1 (got {max_length})", field="max_length")
         longest = max(lengths, default=0)
         self._width = longest if max_length is None else min(longest, max_length)
         self._lengths = [min(length, self._width) for length in lengths]
@@ -141,7 +139,7 @@ class _Padder:
         self._cuts_left = truncate == "left"
 
     def pad(self, rows: "Sequence[torch.Tensor]", value: float, dtype: "torch.dtype") -> "torch.Tensor":
-        """The rows below each other, with ``value`` where they have nothing."""
+        """The rows as one tensor, padded with ``value``."""
         width = self._width
         padded = torch_module().empty((len(rows), width), dtype=dtype)
         for target, row, length in zip(padded.unbind(), rows, self._lengths, strict=True):
@@ -160,19 +158,19 @@ class _Padder:
         return row[len(row) - length :] if self._cuts_left else row[:length]
 
     def attention_mask(self) -> "torch.Tensor":
-        """Where the rows have tokens."""
+        """True where the rows have tokens."""
         torch = torch_module()
         lengths = torch.tensor(self._lengths, dtype=torch.int64)[:, None]
-        places = torch.arange(self._width)
-        return places >= self._width - lengths if self._is_left else places < lengths
+        columns = torch.arange(self._width)
+        return columns >= self._width - lengths if self._is_left else columns < lengths
 
 
 def _made(row: Row, tokenizer: Tokenizer | None, chat_template: str | None) -> "list[torch.Tensor]":
-    """Tokens, loss mask and logprobs of a sample that came without."""
+    """Tokens, loss mask and logprobs for a sample without tokens."""
     torch, uid = torch_module(), row.get("uid")
     check_without_tokens(row)
     if tokenizer is None and row.get("messages"):
-        hint = "give collate a tokenizer and, if it has none, a chat_template"
+        hint = "pass a tokenizer to collate and, if the tokenizer has none, a chat_template"
         raise InvalidInput(f"sample {uid!r} has no tokens", hint=hint, field="tokenizer")
     tokens, mask = chat_tokens(row.get("messages") or [], tokenizer, chat_template) if tokenizer else ([], [])
     made = [torch.tensor(tokens, dtype=torch.int32), torch.tensor(mask, dtype=torch.uint8)]
@@ -182,15 +180,15 @@ def _made(row: Row, tokenizer: Tokenizer | None, chat_template: str | None) -> "
 def _without(loss_mask: "torch.Tensor", stretches: Sequence[tuple[int, int]]) -> "torch.Tensor":
     if not stretches:
         return loss_mask
-    masked = loss_mask.clone()  # what was received is read-only
+    masked = loss_mask.clone()  # the received arrays are read-only
     for start, end in stretches:
         masked[start:end] = 0
     return masked
 
 
 def _leave_out_unknown(logprobs: "torch.Tensor", loss_mask: "torch.Tensor", needs_them: "torch.Tensor") -> None:
-    """Mask tokens without a logprob in the rows that need them, and put 0 where nothing is trained."""
-    # A masked sum multiplies by the mask, and NaN times 0 is NaN. The sum finds any without a mask of all items.
+    """Mask tokens without a logprob in rows that need them, and set unknown logprobs of masked tokens to 0."""
+    # NaN times 0 is NaN, which would spoil a trainer's masked sum. The plain sum below finds any NaN cheaply.
     if logprobs.sum().isfinite():
         return
     unknown = ~logprobs.isfinite()

@@ -1,4 +1,4 @@
-"""The rows of a batch as plain values, with loss masks from which tokens are left out."""
+"""The rows of a batch as plain values, with excluded tokens masked."""
 
 import math
 import warnings
@@ -11,11 +11,11 @@ from forebay.client.tensors.ragged import Ragged, check_without_tokens
 from forebay.client.tensors.token_filter import TokenFilter
 
 UNSCORED = (
-    "some tokens have no logprob, and are not trained on: their logprobs are null or NaN where they were written, or, "
-    "with needs_logprobs, their samples have none"
+    "some tokens have no logprob and are not trained on: their logprobs were written as null or NaN or, with "
+    "needs_logprobs, their samples have none"
 )
 CODES = {"tokens": "i", "logprobs": "f", "loss_mask": "B", "has_logprobs": "B", "offsets": "q"}
-"""The arrays of a batch, as the module ``array`` names their types."""
+"""The arrays of a batch and their type codes in the module ``array``."""
 
 
 def rows(
@@ -26,14 +26,13 @@ def rows(
     policy_temperature: float = 1.0,
     needs_logprobs: bool = False,
 ) -> list[Row]:
-    """The rows of a batch, or any other samples, for a trainer that makes its own tensors. Needs no torch.
+    """Return samples, of a batch or any others, for a trainer that makes its own tensors. Needs no torch.
 
-    ``tokens``, ``loss_mask`` and ``logprobs`` are lists of one length, also for a batch that came as tensors; tokens
-    are left out of ``loss_mask`` as ``collate`` leaves them out, by the same parameters. ``logprobs`` are 0 where
-    nothing is trained; a sample that came without any has none. One without tokens is as it came. The samples
-    themselves are not changed.
+    ``tokens``, ``loss_mask`` and ``logprobs`` are lists of one length, also for a batch read with ``as_tensors``. The
+    parameters mask tokens as in ``collate``. ``logprobs`` are 0 for tokens that are not trained on, and None for a
+    sample without logprobs. Samples without tokens are unchanged. The given samples are not modified.
 
-    Raises ``InvalidInput`` as ``collate``.
+    Raises ``InvalidInput`` in the same cases as ``collate``.
     """
     leaving_out = TokenFilter(min_weight_version, only_policy_logprobs, policy_temperature, needs_logprobs)
     ragged = Ragged.of(samples)
@@ -53,7 +52,7 @@ def rows(
 
 
 def _arrays(ragged: Ragged) -> Iterator[dict[str, Any]]:
-    """The arrays of each row as lists; None for the logprobs of one that has none."""
+    """The arrays of each row as lists; ``logprobs`` is None for a row without."""
     flat = {name: ragged.numbers(name, code) for name, code in CODES.items()}
     for number, (start, end) in enumerate(pairwise(flat["offsets"])):
         own = {name: flat[name][start:end].tolist() for name in ("tokens", "loss_mask", "logprobs")}
@@ -61,7 +60,7 @@ def _arrays(ragged: Ragged) -> Iterator[dict[str, Any]]:
 
 
 def _leave_out(arrays: dict[str, Any], leaving_out: TokenFilter, row: Row) -> int:
-    """Change the mask and the logprobs of one row. The number of tokens that were left out for want of a logprob."""
+    """Update the mask and the logprobs of one row. Returns the number of tokens masked for lack of a logprob."""
     mask, logprobs = arrays["loss_mask"], arrays["logprobs"]
     for start, end in leaving_out.left_out(row, len(mask)):
         mask[start:end] = [0] * (end - start)

@@ -1,4 +1,4 @@
-"""The arrays of all rows of a batch, one row after the other, however the batch came."""
+"""The concatenated arrays of all rows of a batch, whether it was read as JSON or as tensors."""
 
 import warnings
 from array import array
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ragged:
-    """The arrays of all rows, one row after the other."""
+    """The arrays of all rows, concatenated."""
 
     def __init__(self, views: Mapping[str, View]) -> None:
         self._views = views
@@ -47,19 +47,19 @@ class Ragged:
         return rows
 
     def tensor(self, name: str) -> "torch.Tensor":
-        """One of the tensors, as a view of what was received."""
+        """One of the tensors, as a view of the received bytes."""
         torch = torch_module()
         view = self._views[name]
         dtype = _torch_type(view.dtype)
-        if not view.data:  # torch refuses a buffer of no bytes
+        if not view.data:  # torch rejects an empty buffer
             return torch.empty(0, dtype=dtype)
-        # torch warns of read-only memory, which a reply is: it is copied before anything is written.
+        # torch warns about read-only memory, such as a reply. Nothing is written to it without a copy.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(view.data, dtype=dtype)
 
     def numbers(self, name: str, code: str) -> "array[Any]":
-        """One of the tensors as an array of type ``code``, for which torch is not needed."""
+        """One of the tensors as an array of type ``code``, without torch."""
         values: array[Any] = array(code)
         values.frombytes(self._views[name].data)
         return values
@@ -78,14 +78,14 @@ def _encoded(row: Row) -> TokenRow[Piece]:
 
 
 def check_without_tokens(row: Row) -> None:
-    """Raises ``InvalidInput`` for a row without usable arrays that has some: they are not to be taken for none."""
-    if row.get("tokens"):  # it was encoded as JSON, arrays and all, as they do not fit
+    """Raise ``InvalidInput`` if a row has invalid arrays, which must not be treated as missing ones."""
+    if row.get("tokens"):  # the encoder left them as JSON because their values do not fit
         hint = "tokens are integers, logprobs numbers, loss_mask 0 or 1; see docs/tensors.md for their lengths"
-        raise InvalidInput(f"the arrays of sample {row.get('uid')!r} cannot be used", hint=hint, field="tokens")
+        raise InvalidInput(f"the arrays of sample {row.get('uid')!r} are invalid", hint=hint, field="tokens")
 
 
 def _group_key(row: Row) -> tuple[object, object]:
-    # 1 equals 1.0, which is the id of the same instance.
+    # Not encoded: 1 and 1.0 are ids of the same instance.
     return row.get("instance_id"), row.get("epoch")
 
 

@@ -1,4 +1,4 @@
-"""Which tokens of a sample are left out of the loss, in addition to those that its own mask leaves out."""
+"""Tokens to exclude from the loss in addition to those that a sample's own mask excludes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ from forebay.core.sample import is_policys
 from forebay.core.weight_versions import oldest_version
 
 Stretch = tuple[int, int]
-"""The tokens from the first position to before the second."""
+"""Tokens from the first position up to, not including, the second."""
 
 
 class _Span(msgspec.Struct, frozen=True):
-    """The tokens from ``start`` to before ``end``. What others may have written stands here as it came."""
+    """The tokens from ``start`` up to, not including, ``end``. The other fields are not validated."""
 
     start: int
     end: int
     weight_version: Any = None
     mixed_kv: Any = None
     sampling: Any = None
-    """What differs from neutral sampling parameters; None if the span does not tell."""
+    """The sampling parameters that are not neutral; None if the span does not state them."""
 
     @property
     def version(self) -> int | None:
-        """The weights, if they have a number."""
+        """The version of the weights, if it is a number."""
         return oldest_version(self.weight_version)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFilter:
-    """What ``collate`` and ``rows`` are asked to leave out; ``collate`` says what each field means."""
+    """The tokens that ``collate`` and ``rows`` exclude; ``collate`` documents the fields."""
 
     min_weight_version: int | None = None
     only_policy_logprobs: bool = False
@@ -41,18 +41,18 @@ class TokenFilter:
 
     @property
     def reads_spans(self) -> bool:
-        """Whether anything of a sample but its arrays is looked at."""
+        """Whether the filter reads fields of a sample other than its arrays."""
         return self.min_weight_version is not None or self.only_policy_logprobs
 
     def left_out(self, row: Mapping[str, Any], num_tokens: int, *, has_spans: bool = True) -> list[Stretch]:
-        """The tokens of a sample that are left out by what it tells of them.
+        """The tokens of a sample to exclude.
 
-        ``has_spans`` is False for tokens that were made anew: the sample's ``token_spans`` are not of them. Raises
-        ``InvalidInput`` for spans that do not lie within the tokens.
+        ``has_spans`` is False for tokens made from the messages, to which the sample's ``token_spans`` do not apply.
+        Raises ``InvalidInput`` for spans that exceed the tokens.
         """
         if not self.reads_spans:
             return []
-        # Spans count positions in the tokens of the engine; those that were made of the messages have others.
+        # Spans count positions in the engine's tokens; tokens made from the messages have other positions.
         spans = _spans(row, num_tokens) if has_spans and not row.get("retokenized") else []
         return [*self._older(row, spans, num_tokens), *self._not_the_policys(spans)]
 
@@ -60,7 +60,7 @@ class TokenFilter:
         if (least := self.min_weight_version) is None:
             return
         if not spans:
-            # Without spans nobody knows which tokens are of the older ones: all are left out.
+            # Without spans it is unknown which tokens are from older weights: all are excluded.
             oldest = oldest_version(row.get("weight_version"), row.get("weight_versions"))
             if oldest is not None and oldest < least:
                 yield 0, num_tokens
@@ -78,7 +78,7 @@ class TokenFilter:
 
 
 def _spans(row: Mapping[str, Any], num_tokens: int) -> list[_Span]:
-    """The spans of a sample; none if it has none. Raises ``InvalidInput`` if they do not lie within its tokens."""
+    """The spans of a sample, if any. Raises ``InvalidInput`` if they exceed its tokens."""
     if not (given := row.get("token_spans")):
         return []
     uid = row.get("uid")
@@ -87,6 +87,6 @@ def _spans(row: Mapping[str, Any], num_tokens: int) -> list[_Span]:
     except msgspec.ValidationError as error:
         raise InvalidInput(f"the token_spans of sample {uid!r} cannot be read: {error}", field="token_spans") from None
     if any(not 0 <= span.start <= span.end <= num_tokens for span in spans):
-        hint = "a span has start and end, by position in tokens"
-        raise InvalidInput(f"token_spans of sample {uid!r} exceed its tokens", hint=hint, field="token_spans")
+        hint = f"start and end of a span are positions in tokens, of which there are {num_tokens}"
+        raise InvalidInput(f"the token_spans of sample {uid!r} exceed its tokens", hint=hint, field="token_spans")
     return spans

@@ -1,4 +1,4 @@
-"""Token ids of conversations that came without them."""
+"""Token ids for conversations without them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ Message = Mapping[str, Any]
 
 
 class Tokenizer(Protocol):
-    """What is used of a tokenizer of the transformers package."""
+    """The methods used of a tokenizer of the transformers package."""
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
 
@@ -19,10 +19,10 @@ class Tokenizer(Protocol):
 def chat_tokens(
     messages: Sequence[Message], tokenizer: Tokenizer, chat_template: str | None = None
 ) -> tuple[list[int], list[int]]:
-    """Token ids of ``messages`` and their loss mask, which is 1 for what the assistant said, its end mark included.
+    """Token ids of ``messages`` and their loss mask, which is 1 for assistant turns, end-of-turn token included.
 
-    Each assistant turn is tokenised by itself, as it was when it was generated. Raises ``InvalidInput`` if the template
-    changes earlier turns when a later one comes: then no text tells what the model saw.
+    Each assistant turn is tokenised separately, as when it was generated. Raises ``InvalidInput`` if the template
+    renders earlier turns differently once later ones follow: then the text that the model saw cannot be recovered.
     """
     tokens: list[int] = []
     mask: list[int] = []
@@ -36,7 +36,7 @@ def chat_tokens(
 def _stretches(
     messages: Sequence[Message], tokenizer: Tokenizer, chat_template: str | None
 ) -> Iterator[tuple[str, bool]]:
-    """The text of the conversation in pieces, and whether each is the assistant's."""
+    """The text of the conversation in pieces, each with whether it is the assistant's."""
 
     def text_of(count: int, *, is_prompt: bool = False) -> str:
         options = {"tokenize": False, "add_generation_prompt": is_prompt, "chat_template": chat_template}
@@ -48,17 +48,17 @@ def _stretches(
     for number, message in enumerate(messages):
         if message.get("role") != "assistant":
             continue
-        # Many templates put the thoughts or tools of a turn elsewhere once it is not the last one: then the text of the
-        # whole conversation is not what the model saw when it wrote this turn.
+        # Many templates move the thoughts or tools of a turn once it is not the last one. The text of the whole
+        # conversation then differs from what the model saw when it wrote this turn.
         before = text_of(number, is_prompt=True) if number else ""
         after = text_of(number + 1)
         if not (whole.startswith(after) and after.startswith(before)):
             raise InvalidInput(
-                f"the chat template writes message {number} otherwise when more messages follow it",
-                hint="give a chat_template that leaves earlier turns as they are, or send token ids with the samples",
+                f"the chat template renders message {number} differently when more messages follow it",
+                hint="pass a chat_template that keeps earlier turns unchanged, or send token ids with the samples",
                 field="chat_template",
             )
-        # The line break behind the end mark is the template's, not the model's; one that ends the prompt is neither's.
+        # A line break after the end-of-turn token is the template's, not the model's, unless it ends the prompt.
         end = max(len(before), len(after.rstrip("\n")))
         yield whole[at : len(before)], False
         yield whole[len(before) : end], True

@@ -176,7 +176,7 @@ def test_a_line_break_that_ends_the_prompt_is_there_once(said: str) -> None:
 
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     template = "{% for m in messages %}{% if loop.last %}{{ m.content }}{% else %}x{% endif %}{% endfor %}"
-    with pytest.raises(InvalidInput, match="otherwise when more messages follow") as refused:
+    with pytest.raises(InvalidInput, match="differently when more messages follow") as refused:
         collate([make_sample(messages=MESSAGES)], PAD, tokenizer=build_tokenizer(Recipe()), chat_template=template)
     assert refused.value.field == "chat_template"
 
@@ -192,7 +192,7 @@ def test_a_tokenizer_that_is_needed_and_missing_is_an_error_that_says_so(way: st
 @pytest.mark.parametrize("way", ["json blob", "rows"])
 def test_ids_that_cannot_be_used_are_never_made_anew_from_text(way: str) -> None:
     samples = [make_sample(uid="odd", tokens=["a", "b"])]
-    with pytest.raises(InvalidInput, match="'odd' cannot be used"):
+    with pytest.raises(InvalidInput, match="'odd' are invalid"):
         collate(
             samples if way == "rows" else batch_of(samples, [1], as_lists=True),
             PAD,
@@ -204,7 +204,7 @@ def test_arrays_of_different_lengths_are_an_error() -> None:
     wrong = token_sample(3, logprobs=[-1.0])
     with pytest.raises(InvalidInput, match="logprobs: 1 values for 3 tokens"):
         collate([wrong], PAD)
-    with pytest.raises(InvalidInput, match="cannot be used"):
+    with pytest.raises(InvalidInput, match="are invalid"):
         collate(batch_of([wrong], [1], as_lists=True), PAD)
 
 

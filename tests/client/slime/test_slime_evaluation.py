@@ -49,7 +49,7 @@ def test_a_pass_rate_counts_whole_groups(args: Any, exam: Callable[..., str]) ->
 
 
 def test_there_must_be_something_to_evaluate_on(args: Any) -> None:
-    with pytest.raises(InvalidInput, match="nothing to evaluate on"):
+    with pytest.raises(InvalidInput, match="no evaluation data set"):
         slime.generate_rollout(args, 0, object(), evaluation=True)
 
 

@@ -25,15 +25,15 @@ def test_groups_of_another_size_are_passed_over_and_told(
     assert instances(output.samples) == ["a", "b"]
     assert output.metrics["rollout/forebay/unusable_groups"] == 2
     assert output.metrics["rollout/forebay/total_samples"] == 15
-    assert "'short' is passed over: it has 2 samples, n_samples_per_prompt is 3" in caplog.text
-    assert "'untrainable' is passed over: sample 'untrainable/0': it has less than two tokens" in caplog.text
+    assert "skipping a group of 'short': it has 2 samples, n_samples_per_prompt is 3" in caplog.text
+    assert "skipping a group of 'untrainable': sample 'untrainable/0': it has fewer than two tokens" in caplog.text
     assert run.view()["groups"] == {"open": 0, "ready": 1, "leased": 0, "acked": 4, "discarded": 0}
 
 
 def test_when_slime_can_use_nothing_it_ends_and_nothing_is_taken(run: NativeRun, args: Any) -> None:
     for number in range(10):
         run.write(*group(f"g{number}", tokens=[1], loss_mask=[1], logprobs=...))
-    with pytest.raises(InvalidInput, match=r"none of 10 groups; of 'g9': .* less than two tokens"):
+    with pytest.raises(InvalidInput, match=r"none of 10 groups; the last, 'g9': .* fewer than two tokens"):
         generate(args, 0)
     assert run.view()["groups"]["ready"] == 10
     assert run.view()["checkpoints"] == []
