@@ -1,4 +1,4 @@
-"""Write client.md out of the code of ``forebay.client``: ``make docs``. A test compares them."""
+"""Generate client.md from the code of ``forebay.client``: ``make docs``. A test compares them."""
 
 import ast
 import dataclasses
@@ -49,13 +49,14 @@ TYPES = (
     (tensors, "Side"),
 )
 PUBLIC = {"Limits": client.Limits}
-"""Where the name to import is not that of the class."""
+"""Public names that differ from the name of the class."""
 
 HEAD = """# The client, method by method
 
-Every method and field of `forebay.client`, written out of the code by `make docs`. How they are used together is told
-in [trainers.md](trainers.md), what tensors hold in [tensors.md](tensors.md), slime's function in [slime.md](slime.md).
-What ends in `_s` counts seconds, what ends in `_bytes` bytes.
+Every method and field of `forebay.client`, for when you need a signature, a default or an error. For how to use them
+together, see [trainers.md](trainers.md); for tensors, [tensors.md](tensors.md); for slime, [slime.md](slime.md).
+
+Names that end in `_s` are seconds, names that end in `_bytes` are bytes. `make docs` generates this page from the code.
 
 """
 
@@ -64,18 +65,18 @@ def page() -> str:
     """The whole page."""
     parts = [
         ("Reading", [_class(each) for each in CLIENTS]),
-        ("What is read", [_class(each) for each in DATA]),
+        ("Data", [_class(each) for each in DATA]),
         ("Writing", [_class(each) for each in WRITERS]),
         ("Functions", [_function(each, _import_of(each)) for each in FUNCTIONS]),
         ("Types", [_types()]),
         ("Errors", [_errors()]),
     ]
-    told = HEAD + "\n".join(f"## {title}\n\n" + "\n".join(sections) for title, sections in parts)
-    return re.sub(r"\n{3,}", "\n\n", told)
+    text = HEAD + "\n".join(f"## {title}\n\n" + "\n".join(sections) for title, sections in parts)
+    return re.sub(r"\n{3,}", "\n\n", text)
 
 
 def undocumented() -> list[str]:
-    """Public classes, methods and fields without a sentence of their own."""
+    """Public classes, methods and fields without a docstring."""
     missing = [function.__name__ for function in FUNCTIONS if not function.__doc__]
     for kind in (*CLIENTS, *DATA, *WRITERS, *OWN_ERRORS):
         own = vars(kind).get("__doc__") or ""
@@ -98,7 +99,7 @@ def _class(kind: type) -> str:
 
 
 def _attributes(kind: type) -> list[str]:
-    """Fields and properties as a table, if there are any."""
+    """A table of fields and properties, if there are any."""
     texts, types, defaults = field_texts(kind), _annotations(kind), _defaults(kind)
     rows = [(f"`{name}`", _cell(types[name]), defaults[name], texts.get(name, "")) for name in _field_names(kind)]
     rows += [
@@ -110,11 +111,11 @@ def _attributes(kind: type) -> list[str]:
 
 
 def _types() -> str:
-    """The names that signatures use for types."""
+    """A table of the type aliases in signatures."""
     rows = []
     for module, name in TYPES:
-        definition, told = _defined(module, name)
-        rows.append((f"`{name}`", _cell(definition), _line(told)))
+        definition, text = _defined(module, name)
+        rows.append((f"`{name}`", _cell(definition), _line(text)))
     return _table(("name", "stands for", "what it is"), rows)
 
 
@@ -125,18 +126,18 @@ def _function(function: Callable[..., Any], module: str) -> str:
 
 
 def _errors() -> str:
-    """The client's own errors in full, and those of the server that its docstrings name."""
-    told = "".join(inspect.getdoc(member) or "" for kind in (*CLIENTS, *WRITERS) for _, member in _members(kind))
-    told += "".join(inspect.getdoc(each) or "" for each in (*CLIENTS, *WRITERS, *FUNCTIONS))
-    named = {name for name in re.findall(r"``(\w+)``", told) if _is_error(getattr(core_errors, name, None))}
+    """A table of all errors of the client, and those of the server that docstrings name."""
+    texts = "".join(inspect.getdoc(member) or "" for kind in (*CLIENTS, *WRITERS) for _, member in _members(kind))
+    texts += "".join(inspect.getdoc(each) or "" for each in (*CLIENTS, *WRITERS, *FUNCTIONS))
+    named = {name for name in re.findall(r"``(\w+)``", texts) if _is_error(getattr(core_errors, name, None))}
     kinds = [*OWN_ERRORS, *(getattr(core_errors, name) for name in sorted(named))]
     rows = [(f"`{each.__name__}`", f"`{each.__module__}`", f"`{each.code}`", _first_line(each)) for each in kinds]
-    told = (
-        "Each has a `code`, a `hint` that says what to do and, where an argument was wrong, its `field`. Those of\n"
-        "`forebay.client.errors` are in `forebay.client` too. Whatever else a server answers is raised as the class\n"
-        "of `forebay.core.errors` with that code: [http_api.md](http_api.md#errors) has all.\n\n"
+    head = (
+        "Each error has a `code`, a `hint` with a remedy and, for a wrong argument, its `field`. The errors of\n"
+        "`forebay.client.errors` can also be imported from `forebay.client`. Other errors of a server are raised as\n"
+        "the class of `forebay.core.errors` with the same code; [http_api.md](http_api.md#errors) lists them.\n\n"
     )
-    return told + _table(("error", "from", "code", "when"), rows)
+    return head + _table(("error", "from", "code", "when"), rows)
 
 
 def _is_error(value: object) -> bool:
@@ -156,13 +157,13 @@ def _name(kind: type) -> str:
 
 def _import_of(function: Callable[..., Any]) -> str:
     package = sys.modules[str(function.__module__).rpartition(".")[0]]
-    # What a package names as its own is imported from there, wherever it is written.
+    # A name in ``__all__`` of the package is imported from the package, not from the module that defines it.
     is_offered = function.__name__ in getattr(package, "__all__", ())
     return package.__name__ if is_offered else str(function.__module__)
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties, those of its own module's bases as well, in the order of the code."""
+    """Public methods and properties, those of base classes in ``forebay.client`` included, in the order of the code."""
     seen: set[str] = set()
     for each in reversed([base for base in kind.__mro__ if base.__module__.startswith("forebay.client")]):
         for name in vars(each):
@@ -191,7 +192,7 @@ def _annotations(kind: type) -> dict[str, str]:
 
 
 def _defaults(kind: type) -> dict[str, str]:
-    """The default of each field as one would write it; empty for a field that must be given."""
+    """The default of each field as source code; empty for a required field."""
     if not _field_names(kind):
         return {}
     parameters = inspect.signature(kind).parameters
@@ -216,7 +217,7 @@ def _returned(function: Callable[..., Any]) -> str:
 
 
 def _type(annotation: ast.expr) -> str:
-    """As the code writes it, under the names to import, and without quotes around names that are imported late."""
+    """An annotation as source code, with public names and without quotes around names that are imported late."""
     written = re.sub(r"'([\w.]*\.[\w.\[\], ]+)'", r"\1", ast.unparse(annotation)).strip("'")
     for name, kind in PUBLIC.items():
         written = re.sub(rf"\b{kind.__name__}\b", name, written)
@@ -224,7 +225,7 @@ def _type(annotation: ast.expr) -> str:
 
 
 def _signature(function: Callable[..., Any], name: str) -> str:
-    """With types as the code writes them, and the values of defaults."""
+    """The signature as a code block, with types as in the source and the values of defaults."""
     tree = _tree(function)
     arguments = [*tree.args.posonlyargs, *tree.args.args, tree.args.vararg, *tree.args.kwonlyargs, tree.args.kwarg]
     types = {each.arg: _type(each.annotation) for each in arguments if each and each.annotation}
@@ -237,7 +238,7 @@ def _signature(function: Callable[..., Any], name: str) -> str:
         default = "" if parameter.default is parameter.empty else f" = {_value(parameter.default)}"
         prefix = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
         shown.append(f"{prefix}{parameter.name}: {types[parameter.name]}{default}")
-    # A generator is made a context manager by its decorator: the block gets what it yields.
+    # For a generator decorated as a context manager, the result of the ``with`` block is what it yields.
     is_context = any("contextmanager" in ast.unparse(each) for each in tree.decorator_list)
     is_awaited = isinstance(tree, ast.AsyncFunctionDef)
     how = "async " * (is_awaited and is_context) or "await " * is_awaited
@@ -259,7 +260,7 @@ def _value(value: object) -> str:
 
 
 def _defined(module: Any, name: str) -> tuple[str, str]:
-    """What ``name`` stands for in the source of ``module``, and the string below it."""
+    """The definition of ``name`` in the source of ``module``, and the docstring below it."""
     body = ast.parse(inspect.getsource(module)).body
     for node, below in pairwise(body):
         match node:
@@ -270,14 +271,14 @@ def _defined(module: Any, name: str) -> tuple[str, str]:
             case _:
                 continue
         match below:
-            case ast.Expr(value=ast.Constant(value=str(told))):
-                return ast.unparse(value), told
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                return ast.unparse(value), text
         return ast.unparse(value), ""
     raise LookupError(name)
 
 
 def _text(docstring: str) -> str:
-    """A docstring as Markdown: code and tables of reStructuredText become blocks."""
+    """A docstring as Markdown: code and tables of reStructuredText become code blocks."""
     blocks: list[str] = []
     is_code = False
     for block in re.split(r"\n\n", docstring):
@@ -285,7 +286,7 @@ def _text(docstring: str) -> str:
             blocks.append(f"```python\n{textwrap.dedent(block)}\n```")
             continue
         is_code = block.endswith("::")
-        if block.startswith("===="):  # in columns, which must stay below each other
+        if block.startswith("===="):  # a table, whose columns must stay aligned
             blocks.append("```\n" + re.sub(r"``(\w+)``", r"\1    ", block) + "\n```")
         else:
             blocks.append(block[:-1] if is_code else block)

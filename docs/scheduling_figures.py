@@ -1,6 +1,6 @@
-"""Write docs/scheduling_figures.md: every policy on three populations, with and without a KV limit.
+"""Generate docs/scheduling_figures.md: every policy on three populations, with and without a KV limit.
 
-``python docs/scheduling_figures.py [--seeds 20]``. It takes some minutes; the same seeds make the same figures.
+``python docs/scheduling_figures.py [--seeds 20]``. It takes some minutes. Equal seeds produce equal figures.
 """
 
 import argparse
@@ -24,7 +24,7 @@ POPULATIONS = {
     "long": "median 4 000, spread 0.7, 35 % within, cap 32 768",
 }
 KV_TOKENS = {"short": 11_000, "probe": 14_000, "long": 40_000}
-"""Of each engine: about 0.6 times what its places would have at the median."""
+"""KV tokens of each engine: about 0.6 times what its slots need at the median length."""
 ROWS = (
     ("static", {}),
     ("pull", {}),
@@ -39,7 +39,7 @@ NUM_STEPS, GROUPS_PER_STEP = 30, 16
 STEP_ROWS = tuple(
     ("pull", {"oversampling": {"groups_per_step": GROUPS_PER_STEP, **settings}})
     for settings in (
-        {"leftover": "defer", "groups_begun": GROUPS_PER_STEP},  # a step begins just what it needs
+        {"leftover": "defer", "groups_begun": GROUPS_PER_STEP},  # a step begins only the groups that it needs
         {"leftover": "defer", "groups_begun": GROUPS_PER_STEP * 5 // 4},
         {"leftover": "discard"},
         {"leftover": "keep"},
@@ -60,7 +60,7 @@ COLUMNS = {
 
 
 class _Slower:
-    """The same population on engines of which every other one takes twice as long."""
+    """A population on engines of which every other one takes twice as long."""
 
     def __init__(self, source: PopulationSource) -> None:
         self._source = source
@@ -73,7 +73,7 @@ class _Slower:
 
 
 class _InSteps:
-    """The same population for a run of many steps."""
+    """A population for a run of many steps."""
 
     def __init__(self, source: PopulationSource, population: str) -> None:
         self._source, self._population = source, populations.POPULATIONS[population]
@@ -123,7 +123,7 @@ KINDS = {
 
 
 def figures(seeds: int) -> str:
-    """The section between the marks."""
+    """The section between the markers."""
     wanted = [(name, kind) for name in POPULATIONS for kind in KINDS]
     with ProcessPoolExecutor(max_workers=2) as pool:
         made = pool.map(table, *zip(*wanted, strict=True), [seeds] * len(wanted))

@@ -1,4 +1,4 @@
-"""Write the tables of settings.md out of the code: ``make docs``. A test compares them."""
+"""Generate the tables of settings.md from the code: ``make docs``. A test compares them."""
 
 import sys
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parent / "settings.md"
 
 
 def server_table() -> str:
-    """Every setting of the server, with its variable, default and help."""
+    """The table of server settings, with variable, default and help."""
     rows = [
         (f"`{name}`", f"`FOREBAY_{name.upper()}`", _default(field), field.description or "")
         for name, field in Settings.model_fields.items()
@@ -24,7 +24,7 @@ def server_table() -> str:
 
 
 def run_table() -> str:
-    """Every setting of a run, under the name that it has on the wire."""
+    """The table of run settings, under the names used over HTTP."""
     texts = field_texts(RunSettings)
     rows = [
         (f"`{field.alias or name}`", _default(field), texts[name]) for name, field in RunSettings.model_fields.items()
@@ -36,7 +36,7 @@ TABLES = {"server": server_table, "run": run_table}
 
 
 def with_tables(page: str) -> str:
-    """``page`` with each table between its markers written anew."""
+    """``page`` with each table between its markers replaced."""
     for name, make in TABLES.items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
         head, _, rest = page.partition(begin)

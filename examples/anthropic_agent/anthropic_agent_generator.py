@@ -1,4 +1,4 @@
-"""The Anthropic SDK as a generator: a loop of messages and tool results, as its documentation shows it."""
+"""A generator with the Anthropic SDK: the loop of messages and tool results from its documentation."""
 
 import anthropic
 
@@ -28,14 +28,14 @@ async def solve(task: AgentTask) -> str:
 
 
 def look_up(call):
-    """The answer to one call of the tool."""
+    """The result of one call of the tool."""
     capital = CAPITALS.get(call.input.get("country"))
-    told = {"type": "tool_result", "tool_use_id": call.id, "content": capital or "no such country"}
-    return told if capital else {**told, "is_error": True}
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": capital or "no such country"}
+    return result if capital else {**result, "is_error": True}
 
 
 def reward_func(item):
-    """1 if the agent's last word names the capital."""
+    """1 if the agent's final answer contains the capital."""
     return float(item["label"] in item["agent"]["output"])
 
 

@@ -8,7 +8,7 @@ TASK_TYPE = "sums"
 
 
 def reward_func(item):
-    """1 for the right sum, and less the further away the last number of the answer is."""
+    """1 for the right sum, less the further the last number of the answer is from it, 0 without a number."""
     numbers = re.findall(r"-?\d+", item["messages"][-1]["content"])
     return 1 / (1 + abs(int(numbers[-1]) - int(item["label"]))) if numbers else 0.0
 

@@ -1,10 +1,10 @@
-"""Train once more on the batches of some steps of a loop, with no engine: they are replayed out of its data.
+"""Train again on the batches of some steps of a loop, without an engine: they are replayed from the loop's data.
 
     python examples/grpo_loop/loop.py --dir /tmp/rl --steps 5 --keep-models 6
     python examples/grpo_loop/replay_steps.py --dir /tmp/rl --steps 3-5
 
-The second begins with the model of step 2, and ends with that of step 5, bit for bit. Change the trainer, and see by
-how much that moves it.
+The second command begins with the model of step 2 and ends with that of step 5, bit for bit. Change the trainer to see
+how the model changes.
 """
 
 import argparse
@@ -28,11 +28,11 @@ WAIT_S = 60.0
 
 
 def replay(options: argparse.Namespace) -> bool:
-    """Train on the steps again; whether the model is the one that the loop had."""
+    """Train on the steps again. Returns whether the model equals the loop's."""
     first, last = options.steps
     source = step_folder(options.dir / "models", first - 1)
     if not source.is_dir():
-        hint = "give loop.py --keep-models: it keeps the newest three, if nothing else is said"
+        hint = "run loop.py with --keep-models; by default it keeps the newest three models"
         raise InvalidInput(f"the model of step {first - 1} is not in {source.parent}", hint=hint)
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
@@ -44,8 +44,8 @@ def replay(options: argparse.Namespace) -> bool:
                 raise RunEnded(client.run_id, f"no batch for step {step} within {WAIT_S:g} s")
             trainer.train(batch)
             client.ack(batch)
-            print(f"step {step}: {len(batch.rows)} samples once more", flush=True)
-    shutil.rmtree(step_folder(options.to, last), ignore_errors=True)  # of an earlier replay
+            print(f"step {step}: trained on {len(batch.rows)} samples again", flush=True)
+    shutil.rmtree(step_folder(options.to, last), ignore_errors=True)  # left over from an earlier replay
     options.to.mkdir(parents=True, exist_ok=True)
     folder = trainer.save(options.to, sys.maxsize)
     return _are_alike(folder, step_folder(options.dir / "models", last))
@@ -53,7 +53,7 @@ def replay(options: argparse.Namespace) -> bool:
 
 @contextmanager
 def _replayed(options: argparse.Namespace) -> Iterator[BufferClient]:
-    """A server on the loop's data, and a client of a run that replays the steps."""
+    """A client attached to a run that replays the steps, on a server with the loop's data."""
     first, last = options.steps
     with Children() as children, BufferClient(Services(options.dir, children).start_server()) as client:
         source = client.runs(RUN_NAME)[-1].run_id
@@ -62,12 +62,12 @@ def _replayed(options: argparse.Namespace) -> Iterator[BufferClient]:
 
 
 def _are_alike(new: Path, recorded: Path) -> bool:
-    """Whether two folders have the same weights, bit for bit; says so."""
+    """Whether two folders have the same weights, bit for bit. Prints the result."""
     if not recorded.is_dir():
-        print(f"The model is {new}. That of the loop is not kept any more.")
+        print(f"The model is {new}. The loop's model of this step was deleted.")
         return True
     are_same = (new / "model.safetensors").read_bytes() == (recorded / "model.safetensors").read_bytes()
-    print(f"The model is {new}: {'the same as' if are_same else 'another than'} {recorded}, bit for bit.")
+    print(f"The model is {new}. It {'equals' if are_same else 'differs from'} {recorded}, compared bit for bit.")
     return are_same
 
 
@@ -76,22 +76,20 @@ def _steps(text: str) -> tuple[int, int]:
     try:
         steps = int(first), int(last or first)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps; for example 3-5") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps such as 3-5") from None
     if not 1 <= steps[0] <= steps[1]:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no range of steps; the first is 1, and the larger one comes last"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps: they begin at 1, the larger one last")
     return steps
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Replay: 0 where the model is the same or nothing is there to compare, 1 where it differs, 2 for wrong usage."""
+    """Replay. Returns 0 if the model is equal or there is none to compare, 1 if it differs, 2 for wrong usage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", type=Path, required=True, help="of a loop that is not running")
-    parser.add_argument("--steps", type=_steps, required=True, help="for example 3-5")
-    parser.add_argument("--to", type=Path, help="where the folder of the new model goes; else replayed/ in --dir")
-    parser.add_argument("--seed", type=int, default=0, help="as the loop had it")
-    parser.add_argument("--num-groups", type=int, default=32, help="groups of a step, as the loop had it")
+    parser.add_argument("--dir", type=Path, required=True, help="folder of a loop that is not running")
+    parser.add_argument("--steps", type=_steps, required=True, help="steps to train on, for example 3-5")
+    parser.add_argument("--to", type=Path, help="folder for the new model; default: replayed/ in --dir")
+    parser.add_argument("--seed", type=int, default=0, help="the loop's --seed")
+    parser.add_argument("--num-groups", type=int, default=32, help="the loop's --num-groups")
     options = parser.parse_args(arguments)
     options.dir = options.dir.resolve()
     options.to = options.to or options.dir / "replayed"

@@ -1,4 +1,4 @@
-"""The processes around the trainer: the engine and the server, each at the address that it had before."""
+"""The processes around the trainer: the engine and the server, which keep their addresses over restarts."""
 
 import fcntl
 import json
@@ -17,10 +17,10 @@ UPDATE_LIMIT_S = 60.0
 
 
 class Services:
-    """Starts processes whose files lie in ``folder``, and knows their addresses.
+    """Starts processes whose files are in ``folder``, and stores their ports.
 
-    They end with this process, however it ends. After a restart they have the ports that they had: the run knows the
-    engine by its address.
+    The processes end with this process, however it ends. After a restart they get the same ports, because the run
+    identifies the engine by its address.
     """
 
     def __init__(self, folder: Path, children: Children) -> None:
@@ -30,15 +30,15 @@ class Services:
         self._ports: dict[str, int] = json.loads(self._ports_path.read_text()) if self._ports_path.exists() else {}
 
     def start_engine(self, model_folder: Path) -> str:
-        """Start the tiny engine with a model; its address."""
+        """Start the tiny engine with a model, and return its address."""
         return self._start("tiny engine", "forebay.engines.tiny", "--model-path", str(model_folder))
 
     def start_server(self) -> str:
-        """Start the buffer's server; its address."""
+        """Start the buffer's server, and return its address."""
         return self._start("server", "forebay.server.cli", "serve", "--data-dir", str(self._folder / "data"))
 
     def check_alive(self) -> None:
-        """Raise ``ForebayError`` with the last log lines if one of them has ended."""
+        """Raise ``ForebayError`` with the last log lines if one of the processes has ended."""
         self._children.check_alive()
 
     def _start(self, name: str, module: str, *arguments: str) -> str:
@@ -54,50 +54,48 @@ class Services:
 
 
 def update_engine(url: str, model_folder: Path, version: int) -> None:
-    """Have an engine take the weights in a folder, which it must be able to read. Raises ``EngineError``.
+    """Load the weights in a folder, which the engine must be able to read. Raises ``EngineError``.
 
-    SGLang ends the calls in flight, which the generator goes on with; the tiny engine lets them go on.
+    SGLang ends the calls in flight, and the generator resumes them; the tiny engine continues them.
     """
     body = {"model_path": str(model_folder), "weight_version": str(version)}
     try:
         reply = httpx.post(f"{url}/update_weights_from_disk", json=body, timeout=UPDATE_LIMIT_S, trust_env=False)
     except httpx.HTTPError as error:
-        raise EngineUnavailable(f"no engine answers at {url}: {error}") from error
+        raise EngineUnavailable(f"the engine at {url} does not answer: {error}") from error
     if reply.is_error:
-        raise EngineError(f"the engine at {url} refused {model_folder}: {reply.text}", status_code=reply.status_code)
+        raise EngineError(f"the engine at {url} rejected {model_folder}: {reply.text}", status_code=reply.status_code)
 
 
 def served_model(url: str) -> Path:
-    """The folder of the model that an engine serves. Raises ``EngineUnavailable``, and ``InvalidInput`` where there is
-    none on this machine.
-    """
+    """The folder of an engine's model. Raises ``EngineUnavailable``, or ``InvalidInput`` if this machine lacks it."""
     try:
         reply = httpx.get(f"{url}/model_info", timeout=UPDATE_LIMIT_S, trust_env=False).raise_for_status()
-        told = reply.json()["model_path"]
+        folder = reply.json()["model_path"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
-        hint = "--engine takes the address of an SGLang, for example http://127.0.0.1:30000"
-        raise EngineUnavailable(f"no SGLang tells its model at {url}: {error!r}", hint=hint) from error
-    if not Path(told, "config.json").is_file():
+        hint = "--engine takes the address of an SGLang server, for example http://127.0.0.1:30000"
+        raise EngineUnavailable(f"cannot get the model of an SGLang server at {url}: {error!r}", hint=hint) from error
+    if not Path(folder, "config.json").is_file():
         raise InvalidInput(
-            f"the engine at {url} serves {told!r}, which is no model folder on this machine",
-            hint="have it serve one (huggingface_hub.snapshot_download makes it): launch_server --model-path FOLDER",
+            f"the engine at {url} serves {folder!r}, which is not a model folder on this machine",
+            hint="make one with huggingface_hub.snapshot_download, and serve it: launch_server --model-path FOLDER",
         )
-    return Path(told)
+    return Path(folder)
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Make ``folder``, and keep other loops out of it. Raises ``InvalidInput`` where it cannot be had."""
+    """Create ``folder``, and lock it against other loops. Raises ``InvalidInput`` if that is impossible."""
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((folder / "lock").open("a"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            hint = "wait for its end, or give another --dir"
+            hint = "wait until it ends, or use another --dir"
             raise InvalidInput(f"another loop is running in {folder}", hint=hint) from None
         except OSError as error:
-            hint = "give --dir a folder that can be written in"
+            hint = "use a writable folder for --dir"
             raise InvalidInput(f"{folder} cannot be used: {error.strerror}", hint=hint) from None
         yield
 
@@ -107,6 +105,6 @@ def _url(line: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Without settings meant for another server, and without a proxy for this machine's own addresses."""
+    """The environment without settings for another server, and without a proxy for this machine's addresses."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
     return {**kept, "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}

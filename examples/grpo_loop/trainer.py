@@ -1,4 +1,4 @@
-"""GRPO in torch: the policy, one optimiser step per batch, and model folders that become visible all at once."""
+"""GRPO in torch: the policy, one training step per batch, and model folders that appear atomically."""
 
 import os
 import shutil
@@ -14,12 +14,12 @@ from forebay.client.tensors import collate
 CLIP_BELOW, CLIP_ABOVE = 0.2, 0.28
 MAX_GRADIENT_NORM = 1.0
 NUM_KEPT = 3
-"""Model folders that stay, if nothing else is said; an engine may be reading the one before the newest."""
+"""Number of model folders to keep by default; an engine may still be reading the second newest."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a batch is trained on: ``num_passes`` times, in ``num_minibatches`` parts."""
+    """Hyperparameters: each batch is trained on ``num_passes`` times, in ``num_minibatches`` parts."""
 
     learning_rate: float = 5e-4
     num_passes: int = 2
@@ -28,7 +28,7 @@ class Recipe:
 
 
 class Trainer:
-    """A policy, its optimiser, and the step that both have reached."""
+    """A policy, its optimiser, and the last completed step."""
 
     def __init__(self, model_folder: Path, recipe: Recipe, step: int = 0) -> None:
         self.step = step
@@ -41,7 +41,7 @@ class Trainer:
             self._optimizer.load_state_dict(torch.load(state, weights_only=True))
 
     def train(self, batch: Batch) -> None:
-        """One step on the rows of a batch. Their rewards are advantages already: the buffer normalised each group."""
+        """Train one step on a batch. Its rewards are already advantages: the buffer normalised each group."""
         data = collate(batch, self._tokenizer.pad_token_id, tokenizer=self._tokenizer)
         data["old"] = self._old_logprobs(data)
         torch.manual_seed(1_000_003 * self._recipe.seed + self.step)
@@ -62,7 +62,7 @@ class Trainer:
         return -gain[mask].mean()
 
     def _logprobs(self, data: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Of each token but the first, under the policy: ``[rows, tokens - 1]``."""
+        """Logprobs under the policy of each token but the first: ``[rows, tokens - 1]``."""
         tokens = data["tokens"]
         mask = data["attention_mask"].long()
         logits = self._network(input_ids=tokens, attention_mask=mask, use_cache=False).logits[:, :-1]
@@ -70,12 +70,12 @@ class Trainer:
 
     @torch.no_grad()
     def _old_logprobs(self, data: dict[str, torch.Tensor]) -> torch.Tensor:
-        """What the engine told when it sampled; the policy's own for tokens that came without."""
-        told = data["logprobs"][:, 1:]
-        return torch.where(told.isnan(), self._logprobs(data), told) if told.isnan().any() else told
+        """The engine's logprobs from sampling; for tokens without one, the policy's own."""
+        sampled = data["logprobs"][:, 1:]
+        return torch.where(sampled.isnan(), self._logprobs(data), sampled) if sampled.isnan().any() else sampled
 
     def save(self, models: Path, num_kept: int = NUM_KEPT) -> Path:
-        """Write the folder of this step below ``models``: whole, or not at all. The newest ``num_kept`` stay."""
+        """Write the folder of this step below ``models`` atomically, and keep only the newest ``num_kept``."""
         folder = step_folder(models, self.step)
         draft = models / f".{folder.name}"
         shutil.rmtree(draft, ignore_errors=True)
@@ -92,10 +92,10 @@ class Trainer:
 
 
 def step_folder(models: Path, step: int) -> Path:
-    """Where the model of a step lies."""
+    """The folder of the model of a step."""
     return models / f"step-{step:05d}"
 
 
 def model_folders(models: Path) -> list[Path]:
-    """The model folders that are visible, the newest last."""
+    """The visible model folders, newest last."""
     return sorted(models.glob("step-*"))

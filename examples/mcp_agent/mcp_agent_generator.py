@@ -1,4 +1,4 @@
-"""An agent whose tools come from an MCP server: a local process, started for each rollout and spoken to by stdio."""
+"""An agent whose tools come from an MCP server: a local process per rollout, connected through stdio."""
 
 import json
 import sys
@@ -32,20 +32,20 @@ async def solve(task: AgentTask) -> str:
 
 
 def as_function(tool):
-    """A tool of MCP as one of Chat Completions."""
-    told = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": told}
+    """An MCP tool in the format of Chat Completions."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
 
 
 async def answer(server, call):
-    """What the server says to one call; its errors are told to the model."""
+    """The server's result for one call, as a message to the model; errors are passed to the model too."""
     result = await server.call_tool(call.function.name, json.loads(call.function.arguments))
     text = "".join(block.text for block in result.content if block.type == "text")
     return {"role": "tool", "tool_call_id": call.id, "content": f"error: {text}" if result.is_error else text}
 
 
 def reward_func(item):
-    """1 if the agent's last word holds the number."""
+    """1 if the agent's final answer contains the number."""
     return float(str(item["label"]) in item["agent"]["output"])
 
 

@@ -1,4 +1,4 @@
-"""An MCP server over stdio: what is in stock."""
+"""An MCP server over stdio that reports the stock of items."""
 
 from mcp.server.mcpserver import MCPServer
 

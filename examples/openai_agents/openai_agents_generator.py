@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK as a generator: an agent with a tool, and a second agent that checks its answer."""
+"""A generator with the OpenAI Agents SDK: an agent with a tool, and a second agent that checks its answer."""
 
 from agents import Agent, OpenAIResponsesModel, RunConfig, Runner, function_tool
 from openai import AsyncOpenAI
@@ -15,7 +15,7 @@ def multiply(a: int, b: int) -> int:
 
 
 async def solve(task: AgentTask) -> str:
-    """Both agents talk to the rollout's address. The checker's talk is a sample of its own, with the same reward."""
+    """Run both agents on the rollout's address. The checker's conversation is its own sample with the same reward."""
     async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key) as client:
         model = OpenAIResponsesModel(task.model, client)
         checker = Agent(name="checker", instructions="Say whether the sum is right: yes or no.", model=model)
@@ -26,7 +26,7 @@ async def solve(task: AgentTask) -> str:
 
 
 def reward_func(item):
-    """1 if the agent's last word holds the answer."""
+    """1 if the agent's final answer contains the result."""
     return float(str(item["label"]) in item["agent"]["output"])
 
 

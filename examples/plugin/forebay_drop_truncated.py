@@ -1,4 +1,4 @@
-"""Leave truncated samples out of every batch, whatever the task, and count the groups that come to nothing."""
+"""Drop truncated samples from the batches of every task, and count discarded groups."""
 
 import logging
 from collections import Counter
@@ -12,13 +12,13 @@ reasons: Counter[str] = Counter()
 
 @hookimpl
 def filter_item(item: dict[str, Any]) -> bool | None:
-    """False for a sample that ended at the token limit; None leaves the others to whoever is asked next."""
+    """False for a sample that ended at the token limit; None leaves the decision to other hooks."""
     return False if (item.get("extra_info") or {}).get("finish_reason") == "length" else None
 
 
 @hookimpl
 def group_closed(state: str, reason: str) -> None:
-    """Keep count of why groups are discarded."""
+    """Count discarded groups by reason."""
     if state == "discarded":
         reasons[reason] += 1
         logger.warning("groups discarded so far: %s", dict(reasons))

@@ -1,4 +1,4 @@
-"""A policy that begins with the groups of the shortest prompts; each rollout goes to the least loaded engine."""
+"""A policy that begins with the groups that have the shortest prompts, on the least loaded engine."""
 
 import heapq
 
@@ -8,7 +8,7 @@ from forebay.core.scheduling.policy import NextRollout, PolicyInputs, RolloutEnd
 
 
 class ShortPrompts:
-    """Looks at ``window`` groups, of which the first to come is begun at the latest when that many others were."""
+    """Chooses among ``window`` groups. The oldest is begun at the latest after ``window`` others."""
 
     concurrency = 1.0
 
@@ -19,9 +19,9 @@ class ShortPrompts:
         self._sign = -1 if is_reversed else 1
         self._window = inputs.window
         self._waiting: dict[str, WaitingGroup] = {}
-        self._by_prompt: list[tuple[int, int, str]] = []  # a heap; what waits no more goes when it comes up
+        self._by_prompt: list[tuple[int, int, str]] = []  # a heap; groups that no longer wait are dropped when popped
         self._num_submitted = self._num_passes = 0
-        self._ready: list[RolloutKey] = []  # of groups that have begun; the last one comes next
+        self._ready: list[RolloutKey] = []  # rollouts of begun groups, the next one last
 
     def room(self) -> int:
         return max(0, self._window - len(self._waiting))
@@ -66,7 +66,7 @@ class ShortPrompts:
         self._ready = [rollout for rollout in self._ready if rollout.group != group]
 
     def engine_lost(self, url: str) -> None:
-        pass  # nothing here is bound to an engine
+        pass  # this policy binds no rollout to an engine
 
     def begin_step(self, number: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""An agent with a calculator, which asks whatever engine it is pointed at: python agent.py URL QUESTION."""
+"""An agent with a calculator, for any engine: python agent.py URL QUESTION."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ CALCULATOR = {
 
 
 def solve(url: str, question: str, max_turns: int = 4) -> str:
-    """The agent's last word."""
+    """The agent's final answer."""
     messages = [{"role": "user", "content": question}]
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         model = client.models.list().data[0].id

@@ -1,4 +1,4 @@
-"""An engine to record from without a GPU: it multiplies with the agent's tool. python engine.py [PORT]"""
+"""A scripted engine to record without a GPU; it calls the agent's tool to multiply. python engine.py [PORT]"""
 
 import json
 import re
@@ -10,7 +10,7 @@ from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 
 
 def multiplies(call: ScriptedCall) -> Reply:
-    """Ask for the product first, then say it."""
+    """Call the tool first, then answer with its result."""
     if call.messages[-1]["role"] == "tool":
         return Reply(text=f"It is {call.messages[-1]['content']}.")
     a, b = map(int, re.findall(r"\d+", call.messages[0]["content"]))

@@ -1,6 +1,6 @@
-"""A shell agent in forty lines: it runs what the model writes in a fenced block, until the model writes none.
+"""A shell agent in forty lines: it runs each fenced block that the model writes, until the model writes none.
 
-It knows nothing of Forebay: it would run as well against any server that speaks Chat Completions.
+It does not depend on Forebay: any server that speaks Chat Completions will do.
 """
 
 import json
@@ -33,8 +33,8 @@ def main():
         if not block:
             return
         done = subprocess.run(["sh", "-c", block[1]], capture_output=True, check=False, text=True, timeout=20)
-        told = f"status {done.returncode}\n{done.stdout}{done.stderr}"[:4_000]
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": told}]
+        result = f"status {done.returncode}\n{done.stdout}{done.stderr}"[:4_000]
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": result}]
 
 
 main()

@@ -1,4 +1,4 @@
-"""An agent that is a program: its address is in its environment, it works in a folder, a verifier looks at that."""
+"""An agent that is a program: it gets its address from the environment, and a verifier checks its working folder."""
 
 import sys
 from pathlib import Path

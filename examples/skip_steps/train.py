@@ -1,4 +1,4 @@
-"""A training loop whose rollouts are paid for once: what they returned is dumped, and loaded when it runs again.
+"""A training loop that generates its rollouts once: their results are dumped, and loaded when it runs again.
 
 Run it twice, with a synchronous loop or a stream of samples::
 
@@ -19,33 +19,33 @@ PROMPTS = ["17 + 25", "9 * 12", "3 - 10", "144 / 12"]
 
 
 class Engine:
-    """Stands for what is expensive: it samples answers, each time other ones, and counts how often it is asked."""
+    """A stand-in for an expensive engine: it samples different answers each time, and counts its calls."""
 
     def __init__(self) -> None:
         self.num_executed = 0
 
     @SkipManager.annotate(role="rollout")
     def generate_batch(self, prompts: list[str], num_samples: int) -> list[dict[str, Any]]:
-        """All answers of one step of the trainer: one unit."""
+        """All answers of one training step, dumped as one unit."""
         self.num_executed += 1
         return [sample(prompt) for prompt in prompts for _ in range(num_samples)]
 
     @SkipManager.annotate(role="async_rollout")
     async def generate_one(self, prompt: str, sample_id: str) -> dict[str, Any]:
-        """One answer of a stream; its id says which one."""
+        """One answer of a stream, identified by its id."""
         self.num_executed += 1
         await asyncio.sleep(0.01)
         return {"id": sample_id, **sample(prompt)}
 
 
 def sample(prompt: str) -> dict[str, Any]:
-    """An answer, as an engine would sample it."""
+    """A random answer in the form of an engine's."""
     tokens = [random.randrange(1000) for _ in range(8)]
     return {"prompt": prompt, "tokens": tokens, "logprobs": [-random.random() for _ in tokens]}
 
 
 def train_steps(engine: Engine, num_steps: int) -> list[float]:
-    """A loop in which each step generates a batch and trains on it."""
+    """Generate a batch and train on it in each step."""
     losses = []
     for step in range(1, num_steps + 1):
         SkipManager.set_step(step)
@@ -54,25 +54,25 @@ def train_steps(engine: Engine, num_steps: int) -> list[float]:
 
 
 async def train_stream(engine: Engine, num_samples: int) -> list[float]:
-    """A pipeline in which samples are fed one by one, run side by side, and are trained on as they come."""
+    """Generate samples concurrently, and train on each of them."""
     calls = [engine.generate_one(PROMPTS[index % len(PROMPTS)], f"sample_0_{index}") for index in range(num_samples)]
     return [loss([answer]) for answer in await asyncio.gather(*calls)]
 
 
 def loss(answers: list[dict[str, Any]]) -> float:
-    """What stands for training: it depends on each token and logprob."""
+    """A stand-in for training that depends on every token and logprob."""
     return sum(
         token * logprob for each in answers for token, logprob in zip(each["tokens"], each["logprobs"], strict=True)
     )
 
 
 def main() -> None:
-    """Train, and print what it cost."""
-    parser = argparse.ArgumentParser(description="Train, and generate nothing that was generated before.")
+    """Train, and print the losses and the number of executed rollouts."""
+    parser = argparse.ArgumentParser(description="Train, and generate nothing twice.")
     parser.add_argument("--dump-dir", type=Path, required=True)
     parser.add_argument("--action", choices=["cache", "repeat"], default="cache")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--stream", action="store_true", help="samples one by one in place of whole steps")
+    parser.add_argument("--stream", action="store_true", help="generate single samples instead of whole steps")
     arguments = parser.parse_args()
     role = {
         "enable": True,

@@ -1,4 +1,4 @@
-"""A generator as people have written them for slime: plain functions and requests, nothing of Forebay imported."""
+"""A typical generator for slime: plain functions and requests, without any import from Forebay."""
 
 import json
 import uuid
@@ -16,7 +16,7 @@ def post(url, body):
 
 
 def reward(answer):
-    """1 for an answer of even length: silly, and different from answer to answer."""
+    """1 for an answer of even length: meaningless, but it varies between answers."""
     return float(len(answer) % 2 == 0)
 
 
@@ -51,7 +51,7 @@ def run_rollout(data):
 
 
 def normalize_group_data(group):
-    """A read hook of slime's contract A: rewards less their mean."""
+    """A read hook of slime's contract A: subtract the mean reward."""
     instance_id, items = group
     mean = sum(item["reward"] for item in items) / len(items)
     for item in items:

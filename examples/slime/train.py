@@ -1,8 +1,8 @@
-"""A trainer that talks to the rollout buffer as slime's does: start, poll, train, remember what is finished.
+"""A trainer that uses the rollout buffer as slime's does: start, poll, train, remember finished groups.
 
     python examples/slime/train.py --buffer-url http://127.0.0.1:8889 --engine-url http://127.0.0.1:30000
 
-Stopped and started again with the same --checkpoint, it goes on where it was.
+Stopped and started again with the same --checkpoint, it resumes where it was.
 """
 
 import argparse
@@ -18,7 +18,7 @@ GROUP_SIZE = 4
 
 
 def start(options, finished):
-    """Start, or after a restart attach to what is there: the finished ids tell the buffer which run it was."""
+    """Start a run, or after a restart attach to the earlier one, which the buffer finds by the finished ids."""
     payload = {
         "num_process": "8",
         "num_epoch": "1",
@@ -30,26 +30,26 @@ def start(options, finished):
         "max_tokens": "32",
         "sampling_params": {"max_tokens": 32, "temperature": 1.0, "top_p": 1.0},
         "skip_instance_ids": finished,
-        # A run whose generator says nothing of its end ends so long after its last sample.
+        # A run whose generator does not report its end, ends this many seconds after its last sample.
         "group_timeout_seconds": str(options.group_timeout_s),
     }
     httpx.post(f"{options.buffer_url}/start_rollout", json=payload, timeout=10).raise_for_status()
 
 
 def fetch(options):
-    """Poll until groups are there: the reply's rows and meta info; None at the run's end, where slime's polls on."""
+    """Poll for groups. Returns rows and meta info, or None at the run's end, where slime's client keeps polling."""
     while True:
         reply = httpx.post(f"{options.buffer_url}/get_rollout_data", json={}, timeout=100)
         if reply.status_code == 410:
             return None
-        told = reply.raise_for_status().json()
-        if told["success"]:
-            return told["data"]["data"], told["data"]["meta_info"]
+        result = reply.raise_for_status().json()
+        if result["success"]:
+            return result["data"]["data"], result["data"]["meta_info"]
         time.sleep(options.poll_s)
 
 
 def train(rows):
-    """What a trainer would learn from: groups of samples, each with its normalised reward. Here they are counted."""
+    """A stand-in for training: count the groups of samples with normalised rewards that it would learn from."""
     groups = defaultdict(list)
     for row in rows:
         groups[row["instance_id"]].append(row)

@@ -1,4 +1,4 @@
-"""smolagents as a generator: a ToolCallingAgent, which blocks, and so runs in a thread of its own."""
+"""A generator with smolagents: a ToolCallingAgent, which blocks and therefore runs in its own thread."""
 
 from smolagents import OpenAIModel, ToolCallingAgent, tool
 

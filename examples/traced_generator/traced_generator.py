@@ -1,4 +1,4 @@
-"""Sums again, with a second try; and one `span`, so that a report says how long reading an answer takes."""
+"""Sums with a second try, and a `span` that adds the time for reading an answer to a profile."""
 
 import re
 
@@ -10,8 +10,8 @@ AGAIN = {"role": "user", "content": "Are you sure? Give the number once more."}
 
 
 def last_number(text):
-    """The number that an answer ends with; None without any."""
-    with span("parse", length=len(text)):  # a phase of its own, below the turn in which it happens
+    """The last number of an answer; None if it has no number."""
+    with span("parse", length=len(text)):  # a phase below the turn in which it happens
         numbers = re.findall(r"-?\d+", text)
         return int(numbers[-1]) if numbers else None
 

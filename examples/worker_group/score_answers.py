@@ -1,8 +1,8 @@
-"""Scores answers to sums on a group of workers, stage by stage, and computes the advantages of each question's answers.
+"""Scores answers to sums on a group of workers, stage by stage, and computes advantages among each question's answers.
 
-It reads like a script of one process. Where its methods run is one argument::
+It reads like a script of one process. One argument decides where its methods run::
 
-    python examples/worker_group/score_answers.py --backend inline       # in this process: a debugger stops in them
+    python examples/worker_group/score_answers.py --backend inline       # in this process, for a debugger
     python examples/worker_group/score_answers.py --backend processes
     python examples/worker_group/score_answers.py --backend ray
 """
@@ -23,7 +23,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class Scorer(Worker):
-    """Judges answers; made, and given what it judges by, in its own process."""
+    """Scores answers. Each instance is created in its own process."""
 
     def __init__(self, most_words: int) -> None:
         self.most_words = most_words
@@ -31,7 +31,7 @@ class Scorer(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def load(self, tolerance: float) -> str:
-        """What takes long, or needs the worker's own machine, is done once, and on each of them."""
+        """Prepare the worker. Slow initialisation, or one that needs the worker's machine, runs once per worker."""
         self.tolerance = tolerance
         return f"worker {self.rank} of {self.world_size} on {self.node}"
 
@@ -43,26 +43,26 @@ class Scorer(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def rewards(self, numbers: list[float | None], expected: list[float]) -> list[float]:
-        """1.0 for what is right."""
+        """1.0 for a right answer, else 0.0."""
         self.num_scored += len(numbers)
         pairs = zip(numbers, expected, strict=True)
         return [float(number is not None and abs(number - right) <= self.tolerance) for number, right in pairs]
 
     @register(Dispatch.MAP)
     def length_penalty(self, text: str, weight: float) -> float:
-        """One answer at a time: whoever is idle takes the next one."""
+        """The penalty of one answer: an idle worker takes the next one."""
         return weight * max(len(text.split()) - self.most_words, 0)
 
     @register(Dispatch.ONE_TO_ALL)
     def scored(self) -> tuple[int, int]:
-        """How many this worker has judged, and in which process."""
+        """The number of answers that this worker has scored, and its process id."""
         return self.num_scored, os.getpid()
 
 
 def score(rows: list[dict[str, Any]], scorers: WorkerGroup) -> list[float]:
-    """The stages. What passes between them are plain values, to be looked at here."""
+    """Run the stages. Plain values pass between them, which a debugger can inspect here."""
     texts = [row["answer"] for row in rows]
-    numbers = scorers.final_numbers(texts)  # a call on its way, which the next stage waits for
+    numbers = scorers.final_numbers(texts)  # a call in progress, which the next stage waits for
     rewards = scorers.rewards(numbers, [row["expected"] for row in rows])
     print(f"{sum(rewards):g} of {len(rows)} answers are right")
     for index, penalty in scorers.length_penalty(texts, weight=0.1):  # as they finish
@@ -71,7 +71,7 @@ def score(rows: list[dict[str, Any]], scorers: WorkerGroup) -> list[float]:
 
 
 def advantages(rows: list[dict[str, Any]], rewards: list[float]) -> list[float]:
-    """Each reward against those of the same question, as GRPO has it; this stage needs no workers."""
+    """Each reward relative to the rewards of the same question, as in GRPO; this stage needs no workers."""
     by_question: dict[str, list[float]] = defaultdict(list)
     for row, reward in zip(rows, rewards, strict=True):
         by_question[row["question"]].append(reward)
@@ -81,14 +81,14 @@ def advantages(rows: list[dict[str, Any]], rewards: list[float]) -> list[float]:
 
 
 def main() -> None:
-    """Read the answers, score them, print what came of it."""
+    """Read the answers, score them, and print the results."""
     parser = argparse.ArgumentParser(description="Score answers on a group of workers.")
     parser.add_argument("--backend", choices=["inline", "processes", "ray"], default="processes")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--answers", type=Path, default=ANSWERS)
     arguments = parser.parse_args()
     rows = [json.loads(line) for line in arguments.answers.read_text(encoding="utf-8").splitlines()]
-    pool = ResourcePool([arguments.workers], cpus=0.25)  # on one machine; Ray counts what of a CPU each of them takes
+    pool = ResourcePool([arguments.workers], cpus=0.25)  # on one machine; Ray reserves this share of a CPU for each
     with WorkerGroup(pool, ClassWithInitArgs(Scorer, most_words=8), backend=arguments.backend) as scorers:
         print("\n".join(scorers.load(tolerance=0.01)))
         rewards = score(rows, scorers)

@@ -29,7 +29,7 @@ async def test_an_engine_whose_model_is_no_folder_here_is_told(tmp_path: Path) -
     async with ScriptedEngine(lambda _: "x", model="Someone/A-Model") as engine:
         code, told = await asyncio.to_thread(run_loop, "--dir", tmp_path, "--engine", engine.url + "/")
     assert code == 2
-    assert "serves 'Someone/A-Model', which is no model folder on this machine" in told
+    assert "serves 'Someone/A-Model', which is not a model folder on this machine" in told
     assert "--model-path FOLDER" in told
     assert not any((tmp_path / "models").glob("step-*"))
 
@@ -38,7 +38,7 @@ async def test_an_engine_whose_model_is_no_folder_here_is_told(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["--num-process", "0"], 2, "0 is not 1 or more"),
+        (["--num-process", "0"], 2, "must be at least 1 (got 0)"),
         (["--engine", "http://127.0.0.1:99999"], 1, "--engine takes the address of an SGLang"),
         (["--dir", str(LOOP)], 2, "cannot be used: File exists"),
     ],
@@ -95,7 +95,7 @@ def test_a_loop_whose_run_was_stopped_after_a_step_tells_the_way_out(tmp_path: P
         told, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1, told
     assert "Start over with another --dir" in told
-    assert "to go on" not in told
+    assert "to resume" not in told
 
 
 def stop_the_run(directory: Path, data_dir: Path) -> None:

@@ -30,14 +30,14 @@ def test_the_batches_of_three_steps_make_the_same_model_again(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     new, recorded = (path / "step-00005" / "model.safetensors" for path in (folder / "replayed", folder / "models"))
     assert new.read_bytes() == recorded.read_bytes()
-    assert [line for line in done.stdout.splitlines() if "once more" in line] == [
-        f"step {step}: 16 samples once more" for step in (3, 4, 5)
+    assert [line for line in done.stdout.splitlines() if "again" in line] == [
+        f"step {step}: trained on 16 samples again" for step in (3, 4, 5)
     ]
 
     # The order of the minibatches is another one: so it is seen that not just anything makes the same model.
     other = replay_steps(folder, "--steps", "3-5", "--seed", "1")
     assert other.returncode == 1, other.stdout + other.stderr
-    assert "another than" in other.stdout
+    assert "differs from" in other.stdout
 
     shutil.rmtree(folder / "models" / "step-00002")
     refused = replay_steps(folder, "--steps", "3-5")
