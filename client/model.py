@@ -12,7 +12,7 @@ from forebay.core.ids import InstanceId
 from forebay.core.weight_versions import PauseMode
 
 Row: TypeAlias = dict[str, Any]
-"""A sample as it is read: the written fields, with ``reward`` normalised and the original in ``raw_reward``."""
+"""A sample from the buffer: the written fields, with ``reward`` normalised and the original in ``raw_reward``."""
 
 
 @dataclass(frozen=True, slots=True)

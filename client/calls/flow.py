@@ -30,7 +30,7 @@ CALL_TIMEOUT_S = 30.0
 PAGE_RUNS = 200
 """Runs per page when listing runs."""
 ENDLESS_S = math.inf
-"""A ``retry_for_s`` that never gives up."""
+"""A ``retry_for_s`` without a limit."""
 JSON_BODY = {"Content-Type": "application/json"}
 
 

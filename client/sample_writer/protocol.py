@@ -58,7 +58,7 @@ class Writing:
     no_room = NO_ROOM
     """Statuses of a reachable buffer without room; the writer waits for room without a time limit."""
     splits_without_room = False
-    """Whether a batch for which there was no room is sent again at once in smaller parts."""
+    """Whether a batch that found no room is resent at once in smaller parts."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ def check_args(args: SlimeArgs) -> None:
     if _first(args, "rollout_top_p") not in (None, 1.0):
         option, needed = "--rollout-top-p", "the candidate tokens after top-p"
     elif _first(args, "use_rollout_routing_replay"):
-        option, needed = "--use-rollout-routing-replay", "the experts"
+        option, needed = "--use-rollout-routing-replay", "the routed experts"
     else:
         return
     raise InvalidInput(

@@ -208,7 +208,7 @@ class WrittenGroups:
         samples = self._ask(f"{self._path}/{group_id}?bodies=true")["samples"]
         members = [sample for sample in samples if sample["outcome"] == "member" and not sample["fork"]]
         if not all(sample["has_body"] for sample in members):
-            raise BodiesGone([group_id], hint="a larger max_journal_bytes of the server leaves time to read them")
+            raise BodiesGone([group_id], hint="raise the server's max_journal_bytes to keep them for longer")
         return [own_names(sample["body"]) if sample.get("is_foreign") else sample["body"] for sample in members]
 
     def _ask(self, path: str) -> Json:

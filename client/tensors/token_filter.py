@@ -85,7 +85,7 @@ def _spans(row: Mapping[str, Any], num_tokens: int) -> list[_Span]:
     try:
         spans = msgspec.convert(given, list[_Span])
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"the token_spans of sample {uid!r} cannot be read: {error}", field="token_spans") from None
+        raise InvalidInput(f"the token_spans of sample {uid!r} are invalid: {error}", field="token_spans") from None
     if any(not 0 <= span.start <= span.end <= num_tokens for span in spans):
         hint = f"start and end of a span are positions in tokens, of which there are {num_tokens}"
         raise InvalidInput(f"the token_spans of sample {uid!r} exceed its tokens", hint=hint, field="token_spans")

@@ -314,7 +314,7 @@ class Reading:
         if isinstance(reply, ServerReply) and reply.status in (404, 409) and not isinstance(error, BatchAcked):
             self.leases.lose(batch_id, _as_lost(batch_id, error))
             return
-        logger.warning("the lease of %s could not be extended, trying again: %s", batch_id, error)
+        logger.warning("the lease of %s could not be extended, retrying: %s", batch_id, error)
         self.leases.extended(batch_id, is_done=False)
 
     def leave(self) -> Flow[None]:

@@ -147,7 +147,7 @@ def test_tensors_come_with_the_rest(run: NativeRun) -> None:
 def test_what_is_wrong_is_said_in_types(run: NativeRun, client: BufferClient, proxy: FaultyProxy) -> None:
     with pytest.raises(RunNotFound, match="no-such-run"):
         client.attach("no-such-run")
-    with pytest.raises(InvalidInput, match="either num_groups or batch_size"):
+    with pytest.raises(InvalidInput, match="exactly one of num_groups and batch_size"):
         client.batches()
     with pytest.raises(InvalidInput) as wrong:
         take(client, 0)
