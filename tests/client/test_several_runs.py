@@ -35,7 +35,7 @@ def test_a_run_with_leased_batches_is_not_left(client: BufferClient, first: Nati
     batch = take(client)
     with pytest.raises(InvalidInput, match=f"still leased to this client: {batch.batch_id} of {first.run_id}"):
         client.attach(second.run_id)
-    with pytest.raises(InvalidInput, match="is leased"):
+    with pytest.raises(InvalidInput, match="still leased"):
         client.start("idle", 4)
     assert client.attach(first.run_id).run_id == client.run_id == first.run_id
     assert client.checkpoint(1).batch_ids == [batch.batch_id]
