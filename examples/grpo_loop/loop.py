@@ -85,7 +85,7 @@ class Loop:
                 print(trouble, flush=True)
 
     def _trouble(self) -> str:
-        """Why there is no batch; empty if it only takes time. Raises ``RunEnded`` if the run has ended."""
+        """The reason for a missing batch; empty if it only takes time. Raises ``RunEnded`` if the run has ended."""
         run = self.client.stats()
         if run.state in OVER:
             raise RunEnded(run.run_id, f"{run.state}: {run.reason.strip().rpartition(chr(10))[2]}")
