@@ -31,7 +31,7 @@ class CallRecording:
 
     @property
     def is_large(self) -> bool:
-        """Whether the chat has so many messages that a thread should process them."""
+        """Whether a thread should process the chat, because of its many messages."""
         messages = self.body.get("messages")
         return isinstance(messages, list) and len(messages) > MANY_MESSAGES
 

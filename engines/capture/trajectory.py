@@ -101,7 +101,7 @@ class Trajectory:
         """Return a sample for every leaf: forks in the order of their turns, then the main sample with the newest turn.
 
         The main sample ends with a turn of the policy if there is one. If any turn has no ids, there is one sample
-        without tokens. Without turns there are no samples.
+        without tokens. No turns, no samples.
         """
         with self._lock:
             if not self._added:

@@ -204,7 +204,7 @@ def meta_info(choice: Choice, backend: Backend, *, with_logprobs: bool, with_tex
 
 
 def weight_metadata(versions: Sequence[str], current: str) -> JSONObject:
-    """Token spans of each weight version, and the newest version; the current version if there are no tokens."""
+    """Token spans of each weight version, and the newest version; the current version without tokens."""
     spans: list[JSONObject] = []
     for version, tokens in groupby(versions):
         start = spans[-1]["end"] if spans else 0

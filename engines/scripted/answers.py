@@ -154,7 +154,7 @@ class ScriptedBackend:
         self.weights.version = version
 
     async def flush_cache(self) -> None:
-        """Do nothing: there is no cache."""
+        """Do nothing: the scripted engine has no cache."""
 
     def model_info(self) -> JSONObject:
         """Return the model, the folder of its weights, and its parsers."""
