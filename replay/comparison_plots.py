@@ -17,7 +17,7 @@ COLOURS = ("tab:blue", "tab:orange")
 
 
 def require_matplotlib() -> None:
-    """Raise ``MissingExtra`` if there is no matplotlib. Looks without importing."""
+    """Raise ``MissingExtra`` if matplotlib is not installed. Does not import it."""
     if find_spec("matplotlib") is None:
         raise MissingExtra("matplotlib", "sim")
 

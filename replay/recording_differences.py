@@ -31,7 +31,7 @@ _SAMPLE_FIELDS = ("uid", "slot", "outcome", "error", "rollout_id", "oldest_versi
 
 
 class RecordingComparison:
-    """The differences between two recordings, counted as they are found."""
+    """Counts the differences between two recordings."""
 
     def __init__(self) -> None:
         self.num_different = Counter[str]()

@@ -9,7 +9,7 @@ EVERY_S = 10.0
 
 
 class EntryFormatter(logging.Formatter):
-    """Escapes control characters, so that no entry can start a new line or control a terminal."""
+    """Escapes control characters and indents further lines: no text can fake an entry or control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible_line(super().format(record))

@@ -89,7 +89,7 @@ class TraceDB:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no records except heads."""
+        """Whether the trace has only heads."""
         return self._database.execute("SELECT 1 FROM line LIMIT 1").fetchone() is None
 
     @property

@@ -105,7 +105,7 @@ class ReplayedState:
         self.weight_version = version
 
     async def flush_cache(self) -> None:
-        """Do nothing: there is no cache."""
+        """Do nothing: a recorded engine has no cache."""
 
     async def _ended(self) -> None:
         """Return when the calls being answered now have ended, whether or not new ones arrive."""

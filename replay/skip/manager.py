@@ -67,7 +67,7 @@ class SkipManager:
     def annotate(cls, role: str) -> Callable[[Function], Function]:
         """Decorate a function or method, sync or async, whose calls ``role`` may skip.
 
-        Raises ``InvalidInput`` for a role without a class. Decorating something else raises ``InvalidInput``, too.
+        Raises ``InvalidInput`` for a role without a class; the decorator raises it for anything but such a function.
         """
         if role not in SKIP_REGISTRY:
             known = ", ".join(sorted(SKIP_REGISTRY))

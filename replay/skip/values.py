@@ -71,7 +71,7 @@ class Entries(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A value as it is stored."""
+    """The stored form of a value."""
 
     tree: bytes
     arrays: dict[str, Any]

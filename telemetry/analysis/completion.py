@@ -21,7 +21,7 @@ _USUAL = 80.0
 MIN_GAP_SHARE = 0.05
 """Share of the step. A shorter gap costs too little to be mentioned."""
 _MIN_EXPECTED = 12.0
-"""How many requests should have ended in the gap, at the slower of both rates. By chance such a gap is empty once
+"""How many requests should have ended in the gap, at the slower of both rates. By chance, a gap like this is empty once
 in 160,000 times (e**-12)."""
 _MIN_AROUND = 8
 """Requests required on either side to compute a rate."""

@@ -44,7 +44,7 @@ class TraceTimeline:
     """
 
     def __init__(self, *sources: TraceSource) -> None:
-        """Raises ``InvalidInput`` for a folder without a trace, or if there is no record at all."""
+        """Raises ``InvalidInput`` for a folder without a trace, or if nothing was recorded."""
         self.source = ", ".join(str(each) for each in sources if isinstance(each, Path)) or "a stream of a trace"
         self.problems = BadLines()
         self._db = TraceDB.read(*sources, on_bad_line=self.problems.add)

@@ -28,7 +28,7 @@ _RECURS = 3
 
 
 def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None = None) -> ProfileReport:
-    """The report of all steps or one, and of all workers or one. Raises ``InvalidInput`` for an unknown name."""
+    """A report on all steps or one, and on all workers or one. Raises ``InvalidInput`` for an unknown name."""
     report = ProfileReport(source=timeline.source)
     found: list[Finding] = []
     what_ifs = WhatIfs()

@@ -28,7 +28,7 @@ def plan_steps(index: TraceIndex) -> tuple[list[StepPlan], list[str]]:
     """All steps of a trace ordered by end, and the groups that belong to no step.
 
     Leftover groups have rollouts that were still running or waiting when the last step ended. If no read delivered
-    anything, there are no steps, and all groups are left over.
+    anything, the trace has no steps, and all groups are left over.
     """
     reads = [read for read in index.reads if read.groups and end_of(read)]
     reads.sort(key=lambda read: read.t)

@@ -128,7 +128,7 @@ def _decode(raw: bytes) -> dict[str, Any]:
 
 
 def _lenient(raw: bytes) -> object:
-    """Parse NaN and Infinity, which Python's ``json`` writes. Such a line is complete, but its time is wrong."""
+    """Parse NaN and Infinity, which Python's ``json`` writes. The line is complete, but its time is wrong."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):

@@ -73,7 +73,7 @@ class VerlLog:
 
 
 def find_steps(folder: Path) -> list[tuple[int, Path]]:
-    """The folders of steps in ``folder``, at most ``MAX_DEPTH`` levels down; empty if there is no such log."""
+    """The folders of steps in ``folder``, at most ``MAX_DEPTH`` levels down; empty without such a log."""
     found: dict[Path, list[tuple[int, Path]]] = defaultdict(list)
     for path in _folders_in(folder, MAX_DEPTH + 1):
         match = _STEP.fullmatch(path.name)

@@ -1,6 +1,6 @@
 """Sends a trace to an OpenTelemetry collector by OTLP over HTTP, with the official exporter and its variables.
 
-The exporter retries a request that the collector could not accept. If it gives up, the export ends.
+The exporter retries a request that the collector could not accept. If its retries fail, the export ends.
 """
 
 import logging

@@ -85,8 +85,8 @@ def _workers(report: ProfileReport, step: StepSummary, anchor: str) -> list[Bloc
     barrier = [step.barrier_s.get(name, 0.0) for name in names]
     busy = [curves[name].ends_s[-1] if name in curves and curves[name].ends_s else 0.0 for name in names]
     rows = [
-        (name, number_text(step.requests_by_worker.get(name)), seconds_text(at_work or None), seconds_text(stood))
-        for name, at_work, stood in zip(names, busy, barrier, strict=True)
+        (name, number_text(step.requests_by_worker.get(name)), seconds_text(at_work or None), seconds_text(waited))
+        for name, at_work, waited in zip(names, busy, barrier, strict=True)
     ]
     chart = charts.workers(names, busy, barrier)
     return [

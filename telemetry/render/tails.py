@@ -70,7 +70,7 @@ def curve_table(curves: Sequence[tuple[str, CompletionCurve]], what: str) -> Tab
 def gap_table(gaps: Sequence[Gap]) -> TableBlock:
     """A row for each stretch in which nothing ended, longest first."""
     longest = sorted(gaps, key=lambda gap: gap.begin_s - gap.end_s)[:MOST_TABLE_ROWS]
-    headers = ("step", "worker", "from", "to", "lasted", "ended before", "after", "rate before", "after", "so it")
+    headers = ("step", "worker", "from", "to", "lasted", "ended before", "after", "rate before", "after", "verdict")
     return TableBlock(headers, [_gap_row(gap) for gap in longest])
 
 
@@ -115,7 +115,7 @@ def outlier_table(outliers: Sequence[OutlierRequest], anchors: Mapping[str, str]
         ]
         for each in outliers
     ]
-    headers = ("request", "step", "worker", "took", "beyond comparable", "cause", "turn", "what happened")
+    headers = ("request", "step", "worker", "took", "excess", "cause", "turn", "what happened")
     return TableBlock(headers, rows)
 
 

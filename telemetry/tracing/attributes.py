@@ -13,7 +13,7 @@ _MAX_INTEGER = 1 << 63
 
 
 def short_attributes(at: dict[str, Any]) -> dict[str, Any]:
-    """Attributes as they are written: texts are cut, numbers outside JSON are dropped, other values become text."""
+    """The written form of attributes: texts are cut, numbers outside JSON are dropped, other values become text."""
     try:
         if _is_short(at):
             return at
@@ -46,7 +46,7 @@ def _shortened(at: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(value: Any, depth: int = 2) -> Any:
-    """One value as it is written; None to drop it."""
+    """The written form of one value; None to drop it."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

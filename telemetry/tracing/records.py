@@ -189,7 +189,7 @@ class GroupChange(_Record, tag="group"):
     """A group entered a state: ``open``, ``ready``, ``leased``, ``acked``, ``discarded``."""
 
     t: int
-    """If ready: when its last sample arrived, when it timed out, or when it came back from a trainer."""
+    """If ready: when its last sample arrived, when it timed out, or when a trainer no longer held it."""
     group: str
     state: str
     reason: str = ""

@@ -39,7 +39,7 @@ class SpanHandle(msgspec.Struct, eq=False):
     on_open: "Callable[[SpanHandle], Mapping[str, Any] | None] | None" = None
     """Called by the recorder's thread once the span has lasted ten seconds; the result is recorded with it.
 
-    It must not block. If it returns None, its provider calls ``note_open`` soon; otherwise nothing is added.
+    It must not block. If it returns None, ``note_open`` must be called soon, or the span is recorded without more.
     """
     token: "Token[SpanHandle | None] | None" = None
     """The token of the ``with``."""

@@ -129,7 +129,7 @@ def test_a_call_that_took_several_times_its_tokens_was_slow_and_many_times_was_s
 def test_a_long_answer_names_its_tokens() -> None:
     finding = first(step_of(*alike(), request(16, 90.0, 900)))
     assert finding.cause == "long_answer"
-    assert "answered with 900 tokens where 104 are usual" in finding.sentence
+    assert "answered with 900 tokens (usually 104)" in finding.sentence
     assert finding.seconds == pytest.approx(80, rel=0.05)
 
 

@@ -58,7 +58,7 @@ def outlier_steps(steps: Sequence[StepSummary]) -> list[StepSummary]:
 def _slow_step(step: StepSummary, usual_s: float, beyond_s: float) -> Finding:
     parts = [("training", step.train_s), ("waiting for rollouts", step.wait_s), ("sending", step.send_s)]
     known = [f"{seconds_text(seconds)} {name}" for name, seconds in parts if seconds]
-    text = f"it took {seconds_text(step.seconds)} where {seconds_text(usual_s)} are usual"
+    text = f"it took {seconds_text(step.seconds)} instead of the usual {seconds_text(usual_s)}"
     text += f" ({', '.join(known)})" if known else ""
     return Finding(
         cause="slow_step",

@@ -48,7 +48,7 @@ _HAPPENED = {
 def happened(cause: str, seconds: float, phase: str, tokens: float, usual_tokens: float) -> str:
     """Describes what made a request take longer, given its ``cause``."""
     if cause == "long_answer":
-        return f"answered with {tokens:,.0f} tokens where {usual_tokens:,.0f} are usual: {seconds_text(seconds)} more"
+        return f"answered with {tokens:,.0f} tokens (usually {usual_tokens:,.0f}): {seconds_text(seconds)} longer"
     return _HAPPENED[cause].format(seconds=seconds_text(seconds), phase=phase)
 
 
