@@ -1,9 +1,9 @@
 """Generators turn task rows into samples. This package has the files that users write and the processes that run them.
 
-This folder itself contains what users read and copy: ``math_generator.py`` and ``tool_generator.py`` (complete
-generators), ``slime_generate_generator.py`` (runs functions written for slime), ``base.py`` (``BaseGenerator``, from
-rows and two functions to samples), ``agent.py`` (a generator for unchanged agents), ``tools.py``, ``rewards.py``
-(reward functions and their time limit), ``sandbox/`` and ``failures.py`` (kinds of failure).
+This folder itself contains what users read and copy. ``math_generator.py`` and ``tool_generator.py`` are complete
+generators; ``slime_generate_generator.py`` runs functions written for slime. ``BaseGenerator`` in ``base.py`` turns
+rows and two functions into samples, and ``agent.py`` runs unchanged agents. ``tools.py``, ``sandbox/`` and
+``failures.py`` (kinds of failure) help to write them; ``rewards.py`` runs reward functions with a time limit.
 
 Its subfolders, in the order of a run:
 

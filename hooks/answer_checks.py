@@ -78,7 +78,7 @@ def check_verdict(hook: str, answer: object, num_samples: int, sizes: Sizes) -> 
         raise misanswer(hook, answer, "(is_valid, is_finished), or a bool")
     verdict = Verdict(bool(answer[0]), bool(answer[1]))
     if verdict.is_valid and not verdict.is_finished:
-        raise misanswer(hook, answer, "a valid group to be finished as well")
+        raise misanswer(hook, answer, "is_finished to be true for a valid group")
     return verdict
 
 

@@ -149,7 +149,7 @@ class RolloutPlaces(Protocol):
 
 @dataclass(frozen=True)
 class MemberShare:
-    """What a worker must know to run rollouts of a job."""
+    """Parameters that a worker needs to run rollouts of a job."""
 
     plan: Plan
     queue_size: int

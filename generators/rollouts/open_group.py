@@ -92,7 +92,7 @@ class StepBarrier:
     ) -> None:
         self.on_change: Callable[[bool], None] = lambda _: None
         self.on_news: Callable[[], None] = lambda: None
-        """Called in the event loop after each ``note_step``, ``note_paused`` or change of ``is_held``."""
+        """Called in the event loop after each ``note_step``, and after each change of ``is_held`` or ``is_paused``."""
         self.is_held = False
         self._is_paused = False
         self._groups_per_step = groups_per_step

@@ -60,10 +60,10 @@ class Returned:
     def of(cls, result: object) -> "Returned":
         """Check a rollout function's result. Raises ``InvalidInput``."""
         if not isinstance(result, tuple | list) or len(result) != 2:
-            raise InvalidInput(f"rollout_func must return (messages, finish_reason) (got {result!r:.200})")
+            raise InvalidInput(f"rollout_func must return (messages, finish_reason), got {result!r:.200}")
         messages = plain(result[0])
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise InvalidInput(f"rollout_func must return a list of messages first (got {messages!r:.200})")
+            raise InvalidInput(f"rollout_func must return a list of messages first, got {messages!r:.200}")
         return cls(messages, plain(str(result[1])))
 
     @property

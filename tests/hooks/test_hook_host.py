@@ -40,7 +40,7 @@ def failing(statement: str) -> str:
         ("os._exit(3)", r"its process died \(exit code 3\)"),
         ("os.kill(os.getpid(), 11)", r"its process died \(signal 11\)"),
         ("return None", "it returned None"),
-        ("return (True, False)", "a valid group to be finished as well"),
+        ("return (True, False)", "is_finished to be true for a valid group"),
         ("return (True, True, True)", r"wanted: \(is_valid, is_finished\)"),
         ("return 'yes'", "it returned 'yes'"),
         ("raise ValueError(chr(0xd800))", "ValueError"),
