@@ -1,4 +1,4 @@
-"""The composition root: one server out of its parts."""
+"""The composition root: builds one server from its parts."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -56,28 +56,28 @@ from forebay.web.browser_guard import BrowserGuard
 
 
 def create_app(services: Services) -> ASGIApp:
-    """The server as an ASGI app over open services: a guard, then the routes of samples, then the framework's."""
+    """The server as an ASGI app over open services: a guard, then the sample routes, then FastAPI."""
     api = create_api()
     api.state.services = services
     settings = services.settings
     ordinary = BodyMiddleware(api, services.bodies, BodyLimit(settings.max_start_bytes, "max_start_bytes"))
-    # Before the body is read; the routes of samples look for their run before that too.
+    # Before the body is read. The sample routes even look up their run before that.
     keyed = RunKeys(ordinary, services.buffer)
     app = SampleRouter(keyed, services, write_samples.PATHS | read_batches.PATHS)
-    if settings.token:  # no page in a browser knows it
+    if settings.token:  # a page in a browser does not know it
         return Guard(app, settings.token)
     return BrowserGuard(app, own_hosts(settings), is_insecure=settings.insecure)
 
 
 def own_hosts(settings: Settings) -> list[str]:
-    """The names by which a server with these settings is called, besides those of its machine."""
+    """Host names under which clients may call the server, besides those of its machine."""
     return [settings.host, urlsplit(settings.public_url).hostname or "", *settings.allowed_hosts]
 
 
 def create_api() -> FastAPI:
-    """Every ordinary route, and a document of all."""
-    # Without services: documents and tests ask which routes there are, and open nothing.
-    # No pages of the framework's: they load scripts from elsewhere, which could then call every route.
+    """The FastAPI app with every ordinary route and the OpenAPI document of all routes."""
+    # Without services: documents and tests list the routes and open nothing.
+    # FastAPI's own doc pages are off: they load scripts from elsewhere, which could then call every route.
     api = FastAPI(title="Forebay", version=version("forebay"), docs_url=None, redoc_url=None)
     api.state.refusals = slime_runs.Refusals()
     for module in (slime_runs, runs, exports, groups, batches, weights, operations):
@@ -90,11 +90,11 @@ def create_api() -> FastAPI:
 
 @asynccontextmanager
 async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Services]:
-    """Open everything in order; on the way out, end run processes first and the store last.
+    """Open all parts in order; on exit, end the run processes first and close the store last.
 
     Run processes reach the server under ``own_url``, unless ``public_url`` is set. Raises ``StorageFailed``.
     """
-    working_dir = Path.cwd()  # once: what is relative must not move if something changes it later
+    working_dir = Path.cwd()  # read once: relative paths must not move if something changes it later
     async with AsyncExitStack() as stack:
         catalog = await stack.enter_async_context(
             Catalog(settings.generators, working_dir=working_dir, inspect_timeout_s=settings.inspect_timeout_s)
@@ -179,7 +179,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
 
 
 def make_store(settings: Settings) -> Store:
-    """The store that the settings name."""
+    """The store selected by the settings."""
     if settings.store == "memory":
         return MemoryStore()
     return JournalStore(settings.data_dir, segment_bytes=settings.segment_bytes, reserve_bytes=settings.reserve_bytes)

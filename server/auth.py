@@ -1,6 +1,6 @@
-"""Who may call: a bearer token for everything but health checks, a run's own key for what its processes ask.
+"""Authentication: a bearer token for everything except health checks, a run's own key for its processes.
 
-Both are asked for before the first byte of a body is read: an application that reads nothing has uvicorn take no more
+Both are checked before the first byte of a body is read. If the application reads nothing, uvicorn accepts no more
 than its buffer holds, and sends no ``100 Continue``.
 """
 
@@ -17,7 +17,7 @@ RUN_PATHS = "/w/"
 
 
 class Guard:
-    """Asks for the token. Paths under ``/w/`` carry a run's key instead, which ``RunKeys`` asks for."""
+    """Checks the bearer token. Paths under ``/w/`` carry a run's key instead, which ``RunKeys`` checks."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -37,15 +37,15 @@ class Guard:
         if path in OPEN_PATHS or path.startswith(RUN_PATHS):
             return True
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        # In the same time whatever was given: how long a comparison takes would tell how much of it is right.
+        # Constant time: the duration of a comparison would reveal how much of the token is right.
         return secrets.compare_digest(given, self._expected)
 
 
 class RunKeys:
-    """Asks for a run's key under ``/w/``, on paths too that no route has: 404 without one.
+    """Checks the run's key under ``/w/``, also on paths that no route has; 404 for an unknown key.
 
-    A dictionary finds the key by a hash that is seeded anew in each process, and compares it only to a key of the same
-    hash: how long that takes tells nothing of how much of a key is right.
+    A dictionary finds the key by a hash seeded per process, and compares it only to a key with the same hash. The time
+    this takes does not reveal how much of a key is right.
     """
 
     def __init__(self, app: ASGIApp, buffer: Buffer) -> None:

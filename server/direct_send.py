@@ -1,6 +1,6 @@
-"""Large replies: sent past the framework, from the store to the client's socket, and broken off where they stall.
+"""Large replies: sent past the framework, from the store to the client's socket, and broken off if they stall.
 
-Where ``web/http_protocol`` does not know the inside of the uvicorn that is installed, replies take the ordinary way.
+If ``web/http_protocol`` does not know the installed release of uvicorn, replies are sent through the framework.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ from forebay.web.http_protocol import ReplyHandle, connection_of, duplicate
 from forebay.web.replies import BodyPieces, ClientGone, Header, HttpReply
 
 MAX_TURNS = 100
-"""So often the event loop gets its turn before a connection that has bytes left to send is left to the framework."""
+"""Turns of the event loop to wait for unsent bytes before the connection is left to the framework."""
 
 
 class DirectBody(ReplyHandle):
-    """The way to the socket of one request, for use after the reply has been started."""
+    """Sends body bytes to the socket of one request, once the reply has been started."""
 
     __slots__ = ()
 
     async def send(self, store: Store, pieces: Sequence[Outbound], num_bytes: int) -> bool:
-        """Send a part of the body, ``num_bytes`` in all; False if it must be sent in the usual way.
+        """Send a part of the body, ``num_bytes`` in all; False if it must be sent through the framework.
 
-        Raises ``StorageFailed`` and ``ClientGone``; the reply cannot be finished then.
+        Raises ``StorageFailed`` and ``ClientGone``; the reply cannot be finished after either.
         """
-        if not await self._is_flushed():  # what follows would overtake what the transport has not sent
+        if not await self._is_flushed():  # these bytes would overtake those the transport has not sent
             return False
         with duplicate(self.transport) as connection:
             try:
@@ -39,7 +39,7 @@ class DirectBody(ReplyHandle):
         return True
 
     async def _is_flushed(self) -> bool:
-        """Whether everything that was written before is with the kernel."""
+        """Whether the kernel has everything that was written before."""
         for _ in range(MAX_TURNS):
             if self.is_over:
                 return False
@@ -52,10 +52,10 @@ class DirectBody(ReplyHandle):
 def direct_reply(
     scope: Scope, kind: Header, store: Store, pieces: Sequence[Outbound], num_bytes: int, usual: BodyPieces
 ) -> HttpReply:
-    """The reply of ``pieces``, ``num_bytes`` in all.
+    """The reply made of ``pieces``, ``num_bytes`` in all.
 
-    The last piece is held back until the reply may end, and lies in memory. ``usual`` gives the same bytes, should
-    there be no way past the framework.
+    The last piece is kept in memory until the reply may end. ``usual`` returns the same bytes, for a connection that
+    cannot bypass the framework.
     """
     *most, last = pieces
     assert isinstance(last, bytes)
@@ -69,10 +69,10 @@ def direct_reply(
 
 @contextmanager
 def watched(scope: Scope, patience_s: Callable[[float], float]) -> Iterator[None]:
-    """Within it, a reply that stands still is broken off, and so is one that is left before its end.
+    """Break off a reply that stalls within this context, or that is abandoned before its end.
 
-    ``patience_s`` is given for how many seconds the reply has stood still, and returns for how many more it may. Does
-    nothing where the server does not bound connections.
+    ``patience_s`` receives how many seconds the reply has stalled, and returns how many more it may. Does nothing if
+    the server does not bound connections.
     """
     connection = connection_of(scope)
     if connection is None:
@@ -84,5 +84,5 @@ def watched(scope: Scope, patience_s: Callable[[float], float]) -> Iterator[None
         yield
     finally:
         connection.reply_patience_s = None
-        if not reply.is_complete:  # the client would take the next reply on the connection for the rest of this
+        if not reply.is_complete:  # the client would take the next reply on this connection for the rest of this one
             reply.break_off()

@@ -1,4 +1,4 @@
-"""Which engines this server has paused, on the disk: its next life lets them continue."""
+"""Records on disk of the engines that this server has paused; after a restart, the server resumes them."""
 
 import logging
 import os
@@ -20,14 +20,14 @@ class PauseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     kind: Kind
-    """Paused by an update of the server's own; held for a trainer that will say when to go on; or gone on too early."""
+    """``update``: a weight update of the server; ``held``: until a trainer resumes it; ``expired``: it timed out."""
     mode: PauseMode
     urls: list[str]
     """The workers that were asked to pause."""
     api_key: str | None = None
     limit_s: float = 0.0
     until_s: float = 0.0
-    """When a held pause ends by itself, in seconds since the Unix epoch."""
+    """When a ``held`` pause times out, in seconds since the Unix epoch."""
 
 
 class PauseRecords:
@@ -37,22 +37,22 @@ class PauseRecords:
         self._folder = folder
 
     def all(self) -> list[PauseRecord]:
-        """What was written and not removed; a file that cannot be read is logged and left alone."""
+        """All records that were written and not removed. An unreadable file is logged and left alone."""
         found = sorted(self._folder.glob("*.json")) if self._folder.is_dir() else []
         return [record for path in found if (record := _read(path)) is not None]
 
     def write(self, record: PauseRecord) -> None:
-        """Write a record, in place of an earlier one of its run; returns when it is on the disk. Raises ``OSError``."""
+        """Write a record, replacing an earlier one of its run; return when it is on disk. Raises ``OSError``."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a record may hold the engines' key
         write_durably(self._path(record.run_id), msgspec.json.encode(record))
 
     def remove(self, run_id: str) -> None:
-        """The engines of the run go on: nothing is left to do."""
+        """Remove the record of a run whose engines have resumed."""
         try:
             os.unlink(self._path(run_id))
         except FileNotFoundError:
             return
-        sync_directory(self._folder)  # else a crash of the machine may bring the record back
+        sync_directory(self._folder)  # otherwise the record may reappear after a crash of the machine
 
     def _path(self, run_id: str) -> Path:
         return self._folder / f"{run_id}.json"
@@ -62,5 +62,5 @@ def _read(path: Path) -> PauseRecord | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=PauseRecord)
     except (OSError, msgspec.DecodeError) as error:
-        logger.warning("%s cannot be read, the engines that it names may stand still: %s", path, error)
+        logger.warning("%s cannot be read; the engines that it names may still be paused: %s", path, error)
         return None

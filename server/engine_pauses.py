@@ -1,4 +1,4 @@
-"""Pauses of a run's engines while their weights change, and the certainty that they go on again."""
+"""Pauses a run's engines while their weights change, and ensures that they resume."""
 
 import asyncio
 import logging
@@ -25,17 +25,17 @@ from forebay.server.engine_pause_records import Kind, PauseRecord, PauseRecords
 logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 900.0
-"""How long a worker may take to load its weights."""
+"""Time limit for a worker to load its weights, in seconds."""
 RESUME_NOW_S = 5.0
 RESUME_LATER_S = 900.0
 
 Announce = Callable[[Loaded], Awaitable[None]]
-"""Notes in the buffer which weights the engines have now."""
+"""Records in the buffer which weights the engines have now."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEngines:
-    """Where the engines of a run are."""
+    """Addresses of a run's engines."""
 
     run_id: str
     urls: list[str]
@@ -43,11 +43,11 @@ class RunEngines:
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        """What the payload says. Raises ``InvalidInput`` where it names no engine."""
+        """The engines named by the run's payload. Raises ``InvalidInput`` if it names none."""
         urls = [root_url(url) for url in engine_urls(run.payload)]
         if not urls:
             raise InvalidInput(
-                f"run {run.run_id!r} names no engine that could be paused",
+                f"run {run.run_id!r} names no engine, so there is nothing to pause",
                 hint="start it with remote_engine_url, or announce the weight version without a mode",
                 field="remote_engine_url",
             )
@@ -55,35 +55,35 @@ class RunEngines:
 
 
 class EnginePauses:
-    """Every pause that this server has asked for. Entered before the server listens.
+    """All pauses requested from this server. Enter it before the server listens.
 
-    While the engines of a run stand still, its deadlines do not count.
+    A run's deadlines do not count while its engines are paused.
 
-    Before an engine is paused, that is on the disk. A server that died in the middle of an update lets the engines go
-    on as soon as it is up again; a pause that is held for a trainer outlives it, and ends at its time limit if the
-    trainer does not come back.
+    Each pause is recorded on disk before an engine is paused. If the server dies during a weight update, it resumes
+    the engines when it restarts. A pause requested by a trainer survives a restart, and ends at its time limit if the
+    trainer does not return.
     """
 
     def __init__(self, folder: Path, buffer: Buffer) -> None:
         self._records = PauseRecords(folder)
         self._buffer = buffer
         self._paused_runs: set[str] = set()
-        """Those whose engines stand still."""
+        """Runs whose engines are paused."""
         self._for_trainers: dict[str, PauseRecord] = {}
-        """By run: the pauses that last until a trainer ends them, or their time is up."""
+        """By run: the pauses that last until a trainer ends them or they time out."""
         self._expired: dict[str, PauseRecord] = {}
         self._timers: dict[str, asyncio.Task[None]] = {}
         self._later: dict[str, tuple[PauseRecord, asyncio.Task[None]]] = {}
-        """Workers that did not answer are asked again to go on, until somebody pauses them anew."""
+        """Workers that did not answer. They are asked again to resume, until another pause takes them over."""
         self._tasks = TaskSet()
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By run and by worker: each is asked for one thing at a time."""
+        """By run and by worker, so that each handles one request at a time."""
 
     async def __aenter__(self) -> Self:
         for record in await asyncio.to_thread(self._records.all):
-            # Before the server listens: a trainer that comes back finds its pause, and no engine is left standing.
+            # Before the server listens: a returning trainer finds its pause, and no engine stays paused by accident.
             if record.kind == "update":
-                logger.warning("run %s: an update of its weights was cut off; its engines go on", record.run_id)
+                logger.warning("run %s: a weight update was interrupted; its engines are resumed", record.run_id)
                 self._resume_later(record)
             elif record.kind == "held":
                 self._begin_pause(record)
@@ -97,36 +97,36 @@ class EnginePauses:
         await self._tasks.cancel()
 
     def of(self, run_id: str) -> PauseRecord | None:
-        """The pause that the run's trainer has asked for, if it lasts."""
+        """The run's active pause that its trainer requested; None without one."""
         return self._for_trainers.get(run_id)
 
     async def update(
         self, engines: RunEngines, version: int, model_path: str, mode: PauseMode, announce: Announce
     ) -> dict[str, Any]:
-        """Give every worker of the run other weights, and announce them before a token is sampled from them.
+        """Load other weights on every worker of the run, and announce them before a token is sampled from them.
 
-        Goes on to its end if the caller leaves. Raises ``EngineUnavailable`` if nothing was done, ``EnginesPaused``,
-        and ``WeightUpdateFailed`` after the engines were asked to go on.
+        Completes even if the caller leaves. Raises ``EngineUnavailable`` if nothing was changed, ``EnginesPaused``, and
+        ``WeightUpdateFailed`` once the engines were asked to resume.
         """
         work = self._update(engines, version, model_path, mode, announce)
         return await asyncio.shield(self._tasks.start(work))
 
     async def pause(self, engines: RunEngines, mode: PauseMode, limit_s: float) -> PauseRecord:
-        """Let the engines stand still, idle, until ``resume`` or for ``limit_s`` seconds.
+        """Pause the engines, idle, until ``resume`` or for ``limit_s`` seconds.
 
-        The same again begins the time anew. Raises as ``update`` does.
+        Repeating the call restarts the time limit. Raises as ``update`` does.
         """
         return await asyncio.shield(self._tasks.start(self._pause(engines, mode, limit_s)))
 
     async def resume(self, run_id: str, version: int | None, announce: Announce) -> bool:
-        """Let the engines go on, with weights called ``version``; whether they were paused.
+        """Resume the engines, with weights named ``version``; return whether they were paused.
 
-        Raises ``PauseExpired`` if they went on before, by themselves; ``WeightUpdateFailed`` if they did not take the
-        name: they go on all the same.
+        Raises ``PauseExpired`` if the pause had timed out. Raises ``WeightUpdateFailed`` if a worker did not accept the
+        name; the engines resume anyway.
         """
         return await asyncio.shield(self._tasks.start(self._resume(run_id, version, announce)))
 
-    # --- what goes on to its end
+    # --- work that completes even if the caller leaves
 
     async def _update(
         self, engines: RunEngines, version: int, model_path: str, mode: PauseMode, announce: Announce
@@ -135,7 +135,7 @@ class EnginePauses:
             if pause := self._for_trainers.get(engines.run_id):
                 raise EnginesPaused(engines.run_id, pause.mode)
             record = self._record(engines, workers, "update", mode)
-            await self._write(record)  # first: a server that dies now finds it, and lets the engines go on
+            await self._write(record)  # first: a server that dies now resumes the engines after its restart
             self._mark(engines.run_id, is_paused=True)
             began_s = time.monotonic()
             try:
@@ -143,7 +143,7 @@ class EnginePauses:
                 await weight_updates.wait_idle(workers, mode)
                 name = await weight_updates.update(workers, model_path, version, mode)
                 loaded = Loaded(version, name, keeps_cache=mode == "in_place")
-                # Before a token of theirs is sampled: its sample would seem newer than the step.
+                # Before the new weights sample a token: its sample would seem newer than the step.
                 await announce(loaded)
             finally:
                 await self._let_go(record)
@@ -154,18 +154,18 @@ class EnginePauses:
             earlier = self._for_trainers.get(engines.run_id)
             if earlier is not None and earlier.mode != mode:
                 raise EnginesPaused(engines.run_id, earlier.mode)
-            self._end_pause(engines.run_id)  # its time must not run out meanwhile
+            self._end_pause(engines.run_id)  # it must not time out meanwhile
             record = self._record(engines, workers, "held", mode, limit_s)
             try:
                 await self._write(record)
                 self._mark(engines.run_id, is_paused=True)
                 await weight_updates.pause(workers, mode)
                 await weight_updates.wait_idle(workers, mode)
-                # What is cached was computed with weights that are about to go.
+                # The cached values were computed with weights that are about to be replaced.
                 await weight_updates.flush(workers, mode)
-                record = self._record(engines, workers, "held", mode, limit_s)  # its time counts from now on
+                record = self._record(engines, workers, "held", mode, limit_s)  # the time limit counts from now on
                 await self._write(record)
-            except BaseException:  # also a caller that goes away: engines must not stand still
+            except BaseException:  # including a caller that leaves: engines must not stay paused
                 await self._let_go(record)
                 raise
             self._begin_pause(record)
@@ -174,7 +174,7 @@ class EnginePauses:
     async def _resume(self, run_id: str, version: int | None, announce: Announce) -> bool:
         pause = self._for_trainers.get(run_id)
         async with self._locked(run_id, pause.urls if pause else ()):
-            record = self._end_pause(run_id)  # asked again: it may have expired while the locks were waited for
+            record = self._end_pause(run_id)  # checked again: it may have expired while waiting for the locks
             if record is None:
                 await self._check_expiry(run_id)
                 if version is not None:
@@ -191,7 +191,7 @@ class EnginePauses:
             return True
 
     async def _check_expiry(self, run_id: str) -> None:
-        # Raised once only: the trainer that gets it pauses again, and its next resume is an ordinary one.
+        # Raised only once: the trainer that gets it pauses again, and its next resume is an ordinary one.
         expired = self._expired.pop(run_id, None)
         if expired is not None:
             await asyncio.to_thread(self._records.remove, run_id)
@@ -201,7 +201,7 @@ class EnginePauses:
 
     @asynccontextmanager
     async def _reserved(self, engines: RunEngines) -> AsyncIterator[list[WorkerAdmin]]:
-        """The workers of a run, to itself: several runs may share them. Raises ``EnginesPaused``."""
+        """Lock the workers of a run, which other runs may share. Raises ``EnginesPaused``."""
         async with admin_client(engines.api_key, CALL_TIMEOUT_S) as http:
             workers = await weight_updates.workers_of(http, engines.urls)
             urls = {worker.url for worker in workers}
@@ -216,12 +216,12 @@ class EnginePauses:
     @asynccontextmanager
     async def _locked(self, run_id: str, urls: Iterable[str]) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for name in [run_id, *sorted(urls)]:  # in one order, so that two runs do not wait for each other
+            for name in [run_id, *sorted(urls)]:  # in a fixed order, so that two runs do not deadlock
                 await stack.enter_async_context(self._locks[name])
             yield
 
     async def _take_over(self, urls: set[str]) -> None:
-        """Workers that are about to be paused: nobody may ask them any more to go on after an earlier pause."""
+        """Stop asking workers that are about to be paused to resume after an earlier pause."""
         for run_id, (record, task) in list(self._later.items()):
             if not urls & set(record.urls):
                 continue
@@ -249,7 +249,7 @@ class EnginePauses:
         try:
             await asyncio.to_thread(self._records.write, record)
         except OSError as error:
-            raise StorageFailed(str(error), what="the pause of the engines cannot be written down") from error
+            raise StorageFailed(str(error), what="the pause of the engines cannot be stored") from error
 
     def _begin_pause(self, record: PauseRecord) -> None:
         self._end_pause(record.run_id)
@@ -259,24 +259,24 @@ class EnginePauses:
 
     def _end_pause(self, run_id: str) -> PauseRecord | None:
         timer = self._timers.pop(run_id, None)
-        if timer is not None and timer is not asyncio.current_task():  # a timer that has run out ends its own pause
+        if timer is not None and timer is not asyncio.current_task():  # an expired timer ends its own pause
             timer.cancel()
         return self._for_trainers.pop(run_id, None)
 
     async def _expire(self, record: PauseRecord) -> None:
         await asyncio.sleep(max(0.0, record.until_s - time.time()))
         async with self._locked(record.run_id, record.urls):
-            logger.warning("run %s: its engines go on, nobody asked them to within %g s", record.run_id, record.limit_s)
+            logger.warning("run %s: nothing resumed its engines within %g s; resuming", record.run_id, record.limit_s)
             self._end_pause(record.run_id)
             self._expired[record.run_id] = expired = msgspec.structs.replace(record, kind="expired")
             await self._let_go(expired)
 
     async def _let_go(self, record: PauseRecord) -> None:
-        """Let the engines go on; those that do not answer at once are asked later, in the background."""
+        """Resume the engines; those that do not answer at once are retried in the background."""
         left = await self._resumed(record, RESUME_NOW_S)
         self._mark(record.run_id, is_paused=False)
         if left:
-            logger.warning("run %s: asked to go on, no answer from %s; asking again", record.run_id, ", ".join(left))
+            logger.warning("run %s: no answer to the resume request from %s; retrying", record.run_id, ", ".join(left))
             self._resume_later(msgspec.structs.replace(record, urls=left))
         else:
             await self._forget(record)
@@ -287,16 +287,16 @@ class EnginePauses:
     async def _keep_resuming(self, record: PauseRecord) -> None:
         left = await self._resumed(record, RESUME_LATER_S)
         for url in left:
-            logger.error("%s may stand still: POST %s/continue_generation lets it go on", url, url)
+            logger.error("%s may still be paused: POST %s/continue_generation resumes it", url, url)
         self._later.pop(record.run_id, None)
-        await self._forget(record)  # also with workers left: another life of the server would do no more
+        await self._forget(record)  # even if workers are left: a restarted server could do no more
 
     async def _resumed(self, record: PauseRecord, timeout_s: float) -> list[str]:
         async with admin_client(record.api_key) as http:
             return await weight_updates.resume([WorkerAdmin(http, url) for url in record.urls], timeout_s)
 
     async def _forget(self, record: PauseRecord) -> None:
-        # One file for each run: what is left to remember of the run takes the place of the record.
+        # One file per run: the expired pause replaces the record.
         if record.run_id in self._expired:
             await self._write(self._expired[record.run_id])
         elif record.run_id not in self._for_trainers:
@@ -307,11 +307,11 @@ class EnginePauses:
             self._paused_runs.add(run_id)
         else:
             self._paused_runs.discard(run_id)
-        # Not waited for: engines that are to go on must not wait for a disk.
+        # In the background: engines must not wait for a disk before they resume.
         self._tasks.start(self._write_mark(run_id))
 
     async def _write_mark(self, run_id: str) -> None:
-        """Note in the buffer whether the run is paused then: its deadlines go by that. Waits out a full disk."""
+        """Record in the buffer whether the run is paused, on which deadlines depend. Waits out a full disk."""
 
         def change(run: Run) -> None:
             before, run.is_paused = run.is_paused, run_id in self._paused_runs
@@ -322,4 +322,4 @@ class EnginePauses:
         try:
             await self._buffer.update(run_id, change)
         except RunNotFound:
-            logger.warning("the engines of run %s are paused, which the buffer does not know", run_id)
+            logger.warning("the engines of run %s are paused or resumed, but the buffer does not have the run", run_id)

@@ -1,4 +1,4 @@
-"""Every error as a reply: one body for native routes, slime's envelope around it on slime's."""
+"""Turns every error into a reply: one body for native routes, wrapped in slime's envelope on slime's routes."""
 
 import logging
 
@@ -13,22 +13,22 @@ from forebay.web.replies import ClientGone, error_body, error_headers
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's word for it; there is no standard one."""
+"""nginx's status for a client that left; there is no standard one."""
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Let ``app`` answer every error in the one form."""
+    """Make ``app`` answer every error in the same form."""
     app.add_exception_handler(ForebayError, _forebay_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientGone, _client_gone)  # else it would be logged as an error of the server's
+    app.add_exception_handler(ClientGone, _client_gone)  # otherwise it would be logged as a server error
     app.add_exception_handler(Exception, _internal_error)
 
 
 def reply(request: Request, error: ForebayError) -> JSONResponse:
     """The reply to ``error``."""
     body = error_body(error)
-    # Slime's envelope also under /w/: generators written for slime get such an address for their buffer.
+    # slime's envelope under /w/ too: generators written for slime get this address for their buffer.
     if not request.url.path.startswith("/v1/"):
         message = f"{error.message} ({error.hint})" if error.hint else error.message
         body = {"success": False, "message": message, "data": None, **body}
@@ -43,7 +43,7 @@ async def _forebay_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _invalid_request(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]  # its place begins with where it was looked for: query, path or header
+    first = error.errors()[0]  # its location begins with query, path or header
     name = ".".join(str(part) for part in first["loc"][1:]) or "body"
     body = {"code": "invalid_input", "message": f"{name}: {first['msg']}", "hint": "", "field": name}
     return JSONResponse({"error": body}, status_code=422)
@@ -57,7 +57,7 @@ async def _http_error(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:
-    """Nobody is there to read it; nothing went wrong here."""
+    """Ends a request whose client has left; this is not a server error."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 

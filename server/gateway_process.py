@@ -1,4 +1,4 @@
-"""The gateway process, as the server runs it: started when first needed, kept running, given the runs to serve."""
+"""The gateway process, managed by the server: started when first needed, kept running, and given its runs."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ START_S = 30.0
 STOP_S = 1.5
 RESTART_FIRST_S, RESTART_MAX_S = 0.2, 10.0
 CALM_S = 60.0
-"""A gateway that has lived so long starts again after the shortest pause."""
+"""After this many seconds of uptime, the restart pause is the shortest again."""
 BACKLOG = 2048
 
 Registration = dict[str, Any]
@@ -39,10 +39,10 @@ class GatewayUnavailable(ForebayError):
 
 
 class GatewayProcess:
-    """Enter it with ``async with``; nothing is started before the first ``register``.
+    """Manages the gateway. Enter it with ``async with``; the first ``register`` starts the process.
 
-    The server binds the socket and keeps it: a gateway that has crashed is followed by another one at the same address,
-    which is given all registrations; connections made in between wait.
+    The server binds the socket and keeps it. If the gateway crashes, another process starts at the same address and is
+    given all registrations; connections made in between wait.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -50,7 +50,7 @@ class GatewayProcess:
         self._control_key = secrets.token_urlsafe(24)
         self._registered: dict[str, Registration] = {}
         self._calling = asyncio.Lock()
-        """The gateway is given one change at a time: what it has is then what is registered here."""
+        """The gateway gets one change at a time, so that it always has what is registered here."""
         self._bound: socket.socket | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._process: ChildLink[None] | None = None
@@ -67,15 +67,15 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process, if there is one now."""
+        """Id of the gateway process; None if none is running."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> str:
-        """See to it that there is a gateway; its URL. Raises ``InvalidInput`` if its port cannot be used."""
+        """Start the gateway unless it runs, and return its URL. Raises ``InvalidInput`` if its port cannot be used."""
         if self._bound is None:
             host = self._settings.gateway_host or self._settings.host
             self._bound = bind(host, self._settings.gateway_port, setting="gateway_port")
-            # Here and not in the gateway: while none runs, connections wait in the kernel instead of being refused.
+            # Not in the gateway: while none runs, connections wait in the kernel instead of being refused.
             self._bound.listen(BACKLOG)
             self._keeper = asyncio.create_task(self._keep_running(self._bound), name="gateway")
             logger.info("the gateway listens on %s", self._url(self._bound))
@@ -87,15 +87,15 @@ class GatewayProcess:
         async with self._calling:
             if self._registered.get(run_id) == registration:
                 return
-            self._registered[run_id] = registration  # first: a gateway that starts meanwhile is given it
+            self._registered[run_id] = registration  # first: a gateway that starts meanwhile gets it too
             try:
                 await self._call("PUT", run_id, registration)
-            except BaseException:  # also a caller that gave up: the next one is to try again
+            except BaseException:  # including a caller that gave up: the next one must try again
                 del self._registered[run_id]
                 raise
 
     async def forget(self, run_id: str) -> None:
-        """Have the gateway end a run; one that was not registered is no error."""
+        """Have the gateway end a run; a run that was not registered is ignored."""
         async with self._calling:
             if self._registered.pop(run_id, None) is not None:
                 with suppress(GatewayUnavailable):  # the next one will not know the run
@@ -105,12 +105,12 @@ class GatewayProcess:
         return self._settings.gateway_url.rstrip("/") or url_of(bound)
 
     async def _call(self, method: str, run_id: str, body: Registration | None = None) -> None:
-        import httpx  # no server without a gateway needs it
+        import httpx  # a server without a gateway does not need it
 
         assert self._bound is not None
         headers = {"Authorization": f"Bearer {self._control_key}"}
         try:
-            # A client for each call: they are few, and the next one may go to another process.
+            # One client per call: calls are few, and the next one may reach another process.
             async with httpx.AsyncClient(timeout=START_S, trust_env=False, verify=trusts_nobody()) as http:
                 url = f"{url_of(self._bound)}/gateway/runs/{run_id}"
                 reply = await http.request(method, url, json=body, headers=headers)
@@ -127,7 +127,7 @@ class GatewayProcess:
             began_s = time.monotonic()
             try:
                 code: int | OSError = await self._run_once(bound)
-            except OSError as error:  # no process can be started just now
+            except OSError as error:  # no process can be started at the moment
                 code = error
             if time.monotonic() - began_s > CALM_S:
                 pauses.reset()

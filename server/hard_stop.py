@@ -1,6 +1,6 @@
-"""The end of the server's process, whatever hangs: a thread that ends it when the seconds for that are over.
+"""Ends the server's process on time, whatever hangs: a thread kills it when its time limit has passed.
 
-What was acknowledged is on the disk by then: the process may end at any instant, as by ``kill -9``.
+Acknowledged data is on disk by then, so the process may end at any instant, as it would with ``kill -9``.
 """
 
 import logging
@@ -15,11 +15,11 @@ from forebay.core.child_process import is_own_program
 logger = logging.getLogger(__name__)
 
 MARGIN_S = 0.5
-"""So much before the limit it acts: the kernel, too, takes its time to end a large process."""
+"""Acts this many seconds before the limit, because the kernel needs time to end a large process."""
 
 
 class HardStop:
-    """Enter it around the life of the server; ``begin`` counts ``limit_s`` from the first call."""
+    """Wraps the life of the server; the first ``begin`` starts the time limit ``limit_s``."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -34,7 +34,7 @@ class HardStop:
         _kill_children()
 
     def begin(self, status: int) -> None:
-        """The server is asked to end: it ends by itself in time, or is ended with this exit status."""
+        """Start the time limit; a server that has not ended by then is killed with this exit status."""
         if not self._begun:
             self._begun = True
             threading.Thread(target=self._wait, args=(status,), name="forebay-hard-stop", daemon=True).start()
@@ -44,7 +44,7 @@ class HardStop:
             return
         names = sorted({thread.name for thread in threading.enumerate()} - {threading.current_thread().name})
         logger.error(
-            "the server has not ended within stop_limit_s (%g s): what is left is killed, and what was acknowledged is"
+            "the server has not ended within stop_limit_s (%g s): it is killed now, and what was acknowledged is"
             " on the disk. Child processes: %s; threads: %s",
             self._limit_s,
             ", ".join(map(str, children())) or "none",
@@ -55,8 +55,8 @@ class HardStop:
 
 
 def _kill_children() -> None:
-    # Also orphans that came to the server, stopped before they could ask to die with who had started them. What users'
-    # code put into a session of its own is a child of the server, too, once its parent has ended: it goes on.
+    # Also orphans that the server adopted: killed before they could ask to die with their parent. Processes that users'
+    # code put into their own session become children too when their parent ends; they keep running.
     for pid in children():
         with suppress(OSError):
             if is_own_program(pid):
@@ -64,7 +64,7 @@ def _kill_children() -> None:
 
 
 def children() -> list[int]:
-    """The pids of this process's children; none where the system does not tell."""
+    """The pids of this process's children; none if the system does not list them."""
     found: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # a thread that has just ended

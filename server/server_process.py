@@ -1,4 +1,4 @@
-"""The server's process: its socket, its limits on memory and files, its life from the first request to the last."""
+"""The server's process: its socket, its memory and file limits, and its life from start to shutdown."""
 
 import asyncio
 import ctypes
@@ -35,17 +35,17 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 DRAIN_S = 6
-"""Seconds for the replies that are on their way when the server ends; `ConnectionSweep.end` breaks them off before."""
+"""Time limit for replies under way when the server ends; `ConnectionSweep.end` breaks them off before that."""
 REAP_EVERY_S = 3.0
 MAX_OPEN_FILES = 65_536
-"""Enough for every engine call and every reader; no more, since some programs walk through all that they may have."""
+"""Enough for all engine calls and readers; not more, because some programs loop over every possible descriptor."""
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Bind the address of ``settings``. Raises ``InvalidInput`` if it would be open to others without a token."""
+    """Bind the address of ``settings``. Raises ``InvalidInput`` if it is open to other machines without a token."""
     if not (settings.is_loopback or settings.token or settings.insecure):
         raise InvalidInput(
-            f"listening on {settings.host} would let anybody who reaches it write, read and start code",
+            f"listening on {settings.host} without a token would let any client write, read and start code",
             hint="set FOREBAY_TOKEN, or pass --insecure on a network that you trust",
             field="host",
         )
@@ -53,11 +53,11 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM: end long polls, finish requests, end run processes, write everything down.
+    """Serve until SIGINT or SIGTERM: end long polls, finish requests, end run processes, store everything.
 
     Returns after SIGTERM; raises ``KeyboardInterrupt`` after SIGINT, ``StorageFailed`` if the data cannot be opened.
     """
-    if settings.token:  # else there is nothing to hide: everybody on this machine may call
+    if settings.token:  # otherwise there is no secret: any process on this machine may call
         close_to_others()
     keep_freed_memory()
     allow_many_files()
@@ -78,23 +78,23 @@ async def _serve(
             log_config=None,
             access_log=False,
             http=http_protocol(ConnectionLimits.of(settings)),
-            ws="none",  # no route needs it, and uvicorn would look for a library at its start
+            ws="none",  # no route needs it, and uvicorn would look for a library when it starts
             lifespan="off",
-            server_header=False,  # these two would be made for each reply, and nobody reads them
+            server_header=False,  # these two would be made for each reply, and no client reads them
             date_header=False,
-            proxy_headers=False,  # no route asks where a client is
+            proxy_headers=False,  # no route uses the client's address
             timeout_keep_alive=math.ceil(settings.idle_timeout_s),
             timeout_graceful_shutdown=DRAIN_S,
         )
         await _Server(config, services, lambda: when_ready(url), hard_stop).serve(sockets=[bound])
-    logger.info("run processes have ended, and everything is written down")
+    logger.info("all run processes have ended and everything is stored")
 
 
 def keep_freed_memory() -> None:
-    """Keep up to ``KEPT_BYTES`` of what a reply needed for the next one, in one pool for all threads.
+    """Keep up to ``KEPT_BYTES`` of a reply's freed memory for the next one, in one pool for all threads.
 
-    glibc would give it back to the kernel, which clears each page of it anew: that takes longer than reading the
-    bodies from the page cache. Does nothing with another C library. To be called before threads start.
+    glibc would return it to the kernel, which clears each page again: that takes longer than reading the bodies from
+    the page cache. Does nothing with another C library. Call it before threads start.
     """
     with suppress(OSError, AttributeError):  # no C library to ask, or one without this call
         mallopt = ctypes.CDLL(None).mallopt
@@ -104,10 +104,10 @@ def keep_freed_memory() -> None:
 
 
 def allow_many_files() -> None:
-    """Raise the limit on open files towards ``MAX_OPEN_FILES``; processes that are started later inherit it.
+    """Raise the limit on open files towards ``MAX_OPEN_FILES``; child processes started later inherit it.
 
-    Many systems begin with 1 024, for programs that use ``select``. A run with a thousand engine calls in flight needs
-    more, and the system lets each process raise it up to a limit of its own.
+    Many systems default to 1 024, for programs that use ``select``. A run with a thousand engine calls in flight needs
+    more, and a process may raise its own limit up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
@@ -116,7 +116,7 @@ def allow_many_files() -> None:
 
 
 def calm_collector() -> None:
-    """Let the cyclic collector run seldom: at its defaults it walks the whole backlog again and again.
+    """Make the cyclic collector run rarely: by default it scans the whole backlog over and over.
 
     Samples and groups form no cycles; measured on 4 KB writes, this saves a sixth of the server's CPU.
     """
@@ -125,10 +125,10 @@ def calm_collector() -> None:
 
 
 class ChildReaper:
-    """Adopts what processes below the server leave behind when they are killed, so that none stays a zombie.
+    """Adopts and reaps orphans: processes whose parent, below the server, was killed.
 
-    Whoever started a process ends what is left of its session (``end_session``). A process that made itself a session
-    of its own continues. Enter it with ``async with``.
+    A parent that starts a process ends the rest of its session (``end_session``). A process that started its own
+    session continues. Enter it with ``async with``.
     """
 
     def __init__(self) -> None:
@@ -147,10 +147,10 @@ class ChildReaper:
         while True:
             await asyncio.sleep(REAP_EVERY_S)
             dead = await asyncio.to_thread(dead_children)
-            # The event loop waits for those that it started, and has done so by the second look: these are others.
+            # By the second look the event loop has reaped its own children: these are orphans.
             for pid in dead & before:
                 reap(pid)
-                logger.debug("process %d, which another had left behind, has ended", pid)
+                logger.debug("orphaned process %d has ended", pid)
             before = dead
 
 
@@ -167,24 +167,24 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # Only now: run processes write to the server as soon as they are up.
+        # Only now: run processes write to the server as soon as they start.
         await self._services.runs.resume_all()
         calm_collector()
         self._when_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Beside the requests: together they would take longer than the server may.
+        # In parallel with the requests: one after the other would exceed the server's time limit.
         stopping = asyncio.create_task(self._services.runs.end_processes())
-        # Before uvicorn waits for requests to end: a long poll would use up all its patience.
+        # Before uvicorn waits for requests to end: a long poll would use up its time limit.
         self._services.buffer.end_waits()
         protocol = self.config.http_protocol_class
-        if issubclass(protocol, BoundedProtocol):  # else what is stuck is waited for, for ``DRAIN_S``
+        if issubclass(protocol, BoundedProtocol):  # otherwise stalled replies are waited for, up to ``DRAIN_S``
             protocol.sweep.end(asyncio.get_running_loop())
         await super().shutdown(sockets)
         await stopping
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A server that was asked to end by SIGTERM ended well: uvicorn would raise the signal once more."""
+        """Ends normally after SIGTERM, where uvicorn would raise the signal again."""
         self._hard_stop.begin(0 if sig == signal.SIGTERM else 128 + sig)
         if sig == signal.SIGTERM:
             self.should_exit = True

@@ -1,4 +1,4 @@
-"""What the routes work with."""
+"""The parts of the server that routes use."""
 
 from dataclasses import dataclass
 

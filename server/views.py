@@ -1,4 +1,4 @@
-"""Runs and groups as JSON, as the native routes and the command line show them."""
+"""JSON views of runs, groups, batches and samples, for the native routes and the command line."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from forebay.core.scheduling.scheduler import settings_in_use
 
 
 def run_view(entry: LiveRun) -> dict[str, Any]:
-    """A run with its numbers. Its key is not shown."""
+    """A run with its counts, without its key."""
     run, buffer, groups = entry.run, entry.buffer, entry.buffer.groups
     return {
         "run_id": run.run_id,
@@ -29,7 +29,7 @@ def run_view(entry: LiveRun) -> dict[str, Any]:
         "warnings": run.warnings,
         "has_ended": run.has_ended,
         "is_waiting_for_engine": run.is_waiting_for_engine or run.is_gateway_waiting,
-        # A run may end while its engines are paused: then it is nobody's pause any more.
+        # A run may end while its engines are paused: then it is no longer paused.
         "is_held": run.is_held and run.is_alive,
         "is_paused": run.is_paused and run.is_alive,
         "is_stalled": buffer.is_stalled,
@@ -55,7 +55,7 @@ def run_view(entry: LiveRun) -> dict[str, Any]:
         "tokens": tokens_view(run.counts),
         "hooks": buffer.hooks.implementations(),
         "scheduler": scheduler_view(run),
-        # What a process said of them that is gone by now is not true any more.
+        # What an ended process reported about its workers no longer holds.
         "workers": buffer.workers if run.state is RunState.RUNNING else [],
         "replay": run.replay,
         "settings": run.settings.model_dump(),
@@ -64,16 +64,16 @@ def run_view(entry: LiveRun) -> dict[str, Any]:
 
 
 def scheduler_view(run: Run) -> dict[str, Any] | None:
-    """The policy with what it reads; None for a generator that starts its rollouts itself."""
+    """The policy with the settings it uses; None for a generator that starts its rollouts itself."""
     oversampling = run.settings.oversampling
     per_step = (oversampling.begun_per_step or oversampling.groups_per_step) if oversampling is not None else None
     return settings_in_use(run.settings.scheduler, per_step) if run.is_native_generator else None
 
 
 def tokens_view(counts: Counter[str]) -> dict[str, Any]:
-    """What the run's own counts say of its tokens: how many are trained on, and whether the longer rollouts are lost.
+    """Token counts of a run: how many are trained on, and whether its longer rollouts are lost.
 
-    The means are tokens per rollout, null without one; those of the aborted ones end where they were aborted.
+    Means are tokens per rollout, null without a rollout. An aborted rollout counts up to where it was aborted.
     """
     return {
         "kept": counts["tokens_finished"],
@@ -89,7 +89,7 @@ def _mean(counts: Counter[str], ending: str) -> float | None:
 
 
 def alarm_view(entry: LiveRun) -> dict[str, Any] | None:
-    """What there is to say of a run of which nothing comes, or too little."""
+    """Why a run yields no groups, or too few; None if there is no alarm."""
     groups, settings = entry.buffer.groups, entry.run.settings
     texts, reasons = list[str](), dict[str, int]()
     if in_a_row := groups.alarm.reasons(settings.alarm_after_groups):
@@ -105,7 +105,7 @@ def alarm_view(entry: LiveRun) -> dict[str, Any] | None:
 
 
 def batch_view(row: BatchRow) -> dict[str, Any]:
-    """A batch without its groups, which ``GET …/groups`` shows by ``batch_id``."""
+    """A batch without its groups; ``GET …/groups`` lists them by ``batch_id``."""
     return {
         "batch_id": row.batch_id,
         "state": row.state.value,
@@ -120,7 +120,7 @@ def batch_view(row: BatchRow) -> dict[str, Any]:
 
 
 def checkpoint_views(checkpoints: Iterable[CheckpointRow], acked: Iterable[BatchRow]) -> list[dict[str, Any]]:
-    """Every checkpoint with what it holds of the batches that were acknowledged."""
+    """Every checkpoint with its acknowledged batches."""
     fixed: dict[int | None, list[BatchRow]] = defaultdict(list)
     for row in acked:
         fixed[row.checkpoint_step].append(row)
@@ -136,7 +136,7 @@ def checkpoint_views(checkpoints: Iterable[CheckpointRow], acked: Iterable[Batch
 
 
 def storage_view(stats: StoreStats, retention: Retention) -> dict[str, Any]:
-    """Sizes of what is stored; ``num_bytes_over`` is how far it exceeds a budget that cannot be met."""
+    """Sizes of the store; ``num_bytes_over`` is the excess over a budget that cannot be met."""
     return {
         "num_bytes": stats.num_bytes,
         "num_segments": stats.num_segments,
@@ -170,7 +170,7 @@ def group_view(row: GroupRow) -> dict[str, Any]:
 
 
 async def closed_since(entry: LiveRun, after: int) -> dict[str, Any]:
-    """The feed of closed groups, from number ``after`` on."""
+    """The feed of closed groups numbered above ``after``."""
     groups = [_closed_view(row) for row in await entry.buffer.gone.closed_since(after)]
     last = groups[-1]["seq"] if groups else max(after, entry.buffer.groups.num_closed)
     return {"groups": groups, "last": last, "run_state": entry.run.state.value}
@@ -189,7 +189,7 @@ def _closed_view(row: GroupRow) -> dict[str, Any]:
 
 
 def sample_view(stored: StoredSample, *, has_body: bool) -> dict[str, Any]:
-    """A stored sample without its body, which retention may have removed."""
+    """A stored sample without its body; ``has_body`` says whether retention has kept the body."""
     row = stored.row
     return {
         "uid": row.uid,

@@ -1,4 +1,4 @@
-"""Request bodies: read within limits, one for each and one for all that are in memory."""
+"""Request bodies: read within limits on each body and on all bodies in memory."""
 
 import asyncio
 from typing import Any, NamedTuple
@@ -12,32 +12,31 @@ from forebay.web.replies import ClientGone
 
 
 class BodyLimit(NamedTuple):
-    """How long one body may be, and the setting that says so."""
+    """Maximum length of one body, and the setting that defines it."""
 
     num_bytes: int
     setting: str
 
 
 class BodyBudget:
-    """Limits on request bodies: each for itself, and all that are in memory at once.
+    """Limits on request bodies: on each one, and on all that are in memory at once.
 
-    A body that finds no room waits while others can finish. Where bodies that have not come whole hold so much that
-    the oldest of them cannot continue, whatever else is freed, the newest of them gets a 429: else they would wait
-    for each other.
+    A body that finds no room waits while others can finish. Incomplete bodies may hold so much that the oldest of them
+    cannot continue, even if all others finish. Then the newest incomplete body gets a 429, which prevents a deadlock.
     """
 
     def __init__(self, max_body_bytes: int, max_bodies_bytes: int, wait_s: float = 60.0) -> None:
         self.max_body_bytes = max_body_bytes
         self.num_bytes = max_bodies_bytes
-        """Of all bodies together."""
+        """Limit on all bodies together."""
         self.free_bytes = max_bodies_bytes
         self._wait_s = wait_s
         self._limit = min(BodyLimit(max_body_bytes, "max_body_bytes"), BodyLimit(max_bodies_bytes, "max_bodies_bytes"))
-        # In the order in which they came. A body that came whole at once, and found room, is never in it.
+        # In order of arrival. A body that arrived whole at once, and found room, is never in it.
         self._growing: dict[RequestBody, None] = {}
 
     async def read(self, scope: Scope, receive: Receive, narrower: BodyLimit | None = None) -> "RequestBody":
-        """Read a body, which pays for its bytes as they arrive, and waits where there is no room for more.
+        """Read a body. It takes room for its bytes as they arrive, and waits if there is none.
 
         Raises ``BodyTooLarge`` without reading the rest, ``BufferFull``, ``RequestStalled``, ``ClientGone``.
         """
@@ -61,18 +60,18 @@ class BodyBudget:
                     raise ClientGone
                 part, has_more = message.get("body", b""), message.get("more_body", False)
                 size += len(part)
-                if size > limit:  # also of a body whose length was announced wrongly, or not at all
+                if size > limit:  # the announced length may be wrong or missing
                     raise BodyTooLarge(limit, setting)
                 if has_more:
                     self._growing[body] = None
                     if connection is not None and connection.is_late:
-                        raise RequestStalled("the body stood still for too long", "body_timeout_s")
+                        raise RequestStalled("the body was stalled for too long", "body_timeout_s")
                 if not self._take(body, len(part)):
                     if connection is not None:
                         connection.pause_reading()
                     await self._wait(body, len(part))
                 parts.append(part)
-        except BaseException:  # whatever ended the reading, the room must come back
+        except BaseException:  # whatever ended the reading, its room must be freed
             body.free()
             raise
         if len(parts) > 1:
@@ -81,19 +80,19 @@ class BodyBudget:
         return body
 
     async def unfold(self, body: "RequestBody", num_bytes: int) -> None:
-        """Let ``body`` pay for ``num_bytes`` more. Raises ``BufferFull``, ``BodyTooLarge``."""
+        """Take ``num_bytes`` more room for ``body``. Raises ``BufferFull``, ``BodyTooLarge``."""
         self._growing[body] = None
         if not self._take(body, num_bytes):
             await self._wait(body, num_bytes)
 
     def finish(self, body: "RequestBody") -> None:
-        """The body is whole; its room is freed when it is done with."""
+        """Mark the body as complete; its room is freed after use."""
         if body in self._growing:
             del self._growing[body]
             self._share_out()
 
     def free(self, body: "RequestBody") -> None:
-        """Take back what the body had; it may be called twice."""
+        """Free the body's room. It may be called twice."""
         self.free_bytes += body.num_bytes
         body.num_bytes = 0
         self._growing.pop(body, None)
@@ -101,7 +100,7 @@ class BodyBudget:
             self._share_out()
 
     def _take(self, body: "RequestBody", num_bytes: int) -> bool:
-        """Whether there was room; then it is the body's."""
+        """Take room for the body if there is enough; return whether there was."""
         if num_bytes > self.free_bytes:
             return False
         self.free_bytes -= num_bytes
@@ -118,17 +117,17 @@ class BodyBudget:
             async with asyncio.timeout(self._wait_s):
                 await waiter
         except TimeoutError:
-            raise _full(f"request bodies have held {self.num_bytes - self.free_bytes} bytes") from None
+            raise _full(f"request bodies fill {self.num_bytes - self.free_bytes} bytes") from None
         finally:
             body.waiter = None
 
     def _share_out(self) -> None:
-        """Give room to those that wait, oldest first; where that lets none of them continue, refuse the newest."""
+        """Give room to waiting bodies, oldest first; if none of them can continue, refuse the newest."""
         self._grant()
         while (blocked := self._newest_of_a_deadlock()) is not None:
             assert blocked.waiter is not None
             is_alone = blocked.num_bytes + blocked.wanted_bytes > self.num_bytes
-            why = "request bodies that have not come whole hold all room for them, and this one came last"
+            why = "incomplete request bodies fill all room for bodies, and this one arrived last"
             blocked.waiter.set_exception(BodyTooLarge(self.num_bytes, "max_bodies_bytes") if is_alone else _full(why))
             self.free_bytes += blocked.num_bytes
             blocked.num_bytes = 0
@@ -139,7 +138,7 @@ class BodyBudget:
         for body in self._growing:
             if not body.is_waiting:
                 continue
-            if not self._take(body, body.wanted_bytes):  # no body that came later goes first
+            if not self._take(body, body.wanted_bytes):  # no later body goes first
                 return
             assert body.waiter is not None
             body.waiter.set_result(None)
@@ -149,12 +148,12 @@ class BodyBudget:
             return None
         oldest = next(iter(self._growing))
         if sum(body.num_bytes for body in self._growing) + oldest.wanted_bytes <= self.num_bytes:
-            return None  # bodies that came whole make room
+            return None  # complete bodies will make room
         return next((body for body in reversed(self._growing) if body.num_bytes), None)
 
 
 class RequestBody:
-    """A body and what it has of the budget; ``free`` it when it is done with."""
+    """A body and its share of the budget; ``free`` it after use."""
 
     __slots__ = ("_budget", "data", "num_bytes", "waiter", "wanted_bytes")
 
@@ -167,28 +166,28 @@ class RequestBody:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for room, and has not been given any."""
+        """Whether the body is waiting for room."""
         return self.waiter is not None and not self.waiter.done()
 
     async def unfold(self, num_bytes: int) -> None:
-        """Pay for ``num_bytes`` more that come of it. Raises ``BufferFull``, ``BodyTooLarge``."""
+        """Take room for ``num_bytes`` more bytes made from it. Raises ``BufferFull``, ``BodyTooLarge``."""
         await self._budget.unfold(self, num_bytes)
 
     def finish(self) -> None:
-        """Nothing more comes of it."""
+        """Mark the body as complete."""
         self._budget.finish(self)
 
     def free(self) -> None:
-        """Give the room back."""
+        """Free the room."""
         self._budget.free(self)
 
 
 def _full(what: str) -> BufferFull:
-    return BufferFull(what, hint="try again after Retry-After, send less at once, or raise max_bodies_bytes")
+    return BufferFull(what, hint="retry after Retry-After, send less at once, or raise max_bodies_bytes")
 
 
 def _content_length(scope: Scope) -> int:
-    """What the client announced; 0 where it announced nothing, or nothing that is a number."""
+    """The announced length; 0 if the client announced none or an invalid one."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() else 0
@@ -196,11 +195,11 @@ def _content_length(scope: Scope) -> int:
 
 
 class BodyMiddleware:
-    """Stands in front of a framework, whose routes may then read bodies as they like.
+    """Wraps a framework app, whose routes then read bodies as usual.
 
-    A body is read when a route first asks for it, so that whoever must not call has been refused before. What the
-    budget raises (``BodyTooLarge``, ``BufferFull``, ``ClientGone``) the route's own call raises, and the framework
-    answers as it answers every error.
+    A body is read when a route first asks for it, so that unauthorized callers are refused before. Errors of the budget
+    (``BodyTooLarge``, ``BufferFull``, ``ClientGone``) are raised from the route's own call, and answered like any other
+    error.
     """
 
     def __init__(self, app: ASGIApp, bodies: BodyBudget, limit: BodyLimit | None = None) -> None:
@@ -216,7 +215,7 @@ class BodyMiddleware:
 
         async def receive_whole() -> Message:
             nonlocal body
-            if body is not None:  # who asks again wants to know when the client goes away
+            if body is not None:  # a second call waits for the client to disconnect
                 return await receive()
             body = await self._bodies.read(scope, receive, self._limit)
             message: dict[str, Any] = {"type": "http.request", "body": body.data, "more_body": False}

@@ -1,8 +1,8 @@
-"""Keeps pages in a user's browser away from an address that asks for no token. Other programs notice nothing of it.
+"""Protects a server without a token from web pages in a user's browser. Other programs are not affected.
 
-A page reaches what the browser's machine reaches. By its own name, which its owner lets point here once it is loaded
-("DNS rebinding"), it may read the replies: such requests have that name as ``Host``. To this address itself it may
-only send, which is enough to start code; a browser says of which site the page is in ``Origin`` or ``Sec-Fetch-Site``.
+A page can reach what the browser's machine reaches. A page may point its own host name at this server once it is loaded
+("DNS rebinding") and then read replies: such requests have that name as ``Host``. To the server's real address a page
+can only send, which is enough to start code. Browsers name the page's site in ``Origin`` or ``Sec-Fetch-Site``.
 """
 
 import re
@@ -20,9 +20,9 @@ from forebay.web.replies import encode, envelope, send_json
 HOST, ORIGIN, SITE = b"host", b"origin", b"sec-fetch-site"
 _WATCHED = frozenset({HOST, ORIGIN, SITE})
 _OWN_SITES = frozenset({b"same-origin", b"none"})
-"""What a browser says of the page's own requests, and of what the user typed."""
+"""``Sec-Fetch-Site`` of the page's own requests, and of addresses that the user typed."""
 _ASKING = frozenset({"GET", "HEAD"})
-"""Links and pictures of other sites send these, and those sites see nothing of the replies."""
+"""Links and images of other sites send these methods; those sites cannot read the replies."""
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _AUTHORITY = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]*)?")
 _ORIGIN = re.compile(r"(?P<scheme>https?)://(?P<authority>[^/?#@]+)")
@@ -32,8 +32,8 @@ _KNOWN_HOSTS = 256
 class BrowserGuard:
     """Refuses what browsers send for pages of other sites: unknown names with 421, foreign origins with 403.
 
-    ``names`` are those that pass besides this machine's own, or suffixes that begin with a dot; IP addresses always
-    pass, and with ``is_insecure`` every name. A request without these headers passes.
+    ``names`` are allowed in addition to this machine's own; one that begins with a dot is a suffix. IP addresses are
+    always allowed, and so is every name with ``is_insecure``. A request without these headers passes.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BrowserGuard:
         self._is_insecure = is_insecure
         self._names = frozenset(name for name in known if not name.startswith("."))
         self._suffixes = (".localhost", *(name for name in known if name.startswith(".")))
-        # Nearly every request has one of a few.
+        # Nearly every request has one of a few hosts.
         self._is_own = lru_cache(_KNOWN_HOSTS)(self._look_at)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +62,7 @@ class BrowserGuard:
 
     def _refusal(self, scope: Scope) -> ForebayError | None:
         host: bytes | None = None
-        # What programs send is seen in a microsecond: a write has a few dozen in all.
+        # Requests of programs are recognised in a microsecond: a write takes only a few dozen.
         for name, value in scope["headers"]:
             if name in _WATCHED:
                 if name != HOST or host is not None:
@@ -71,7 +71,7 @@ class BrowserGuard:
         return None if self._is_own(host) else self._look_closely(scope)
 
     def _look_closely(self, scope: Scope) -> ForebayError | None:
-        # Of a header that is there twice each value must do: which of them counts is a matter of opinion.
+        # Every value of a repeated header must pass: implementations differ in which one counts.
         kinds = HOST, ORIGIN, SITE
         hosts, origins, sites = ({value for name, value in scope["headers"] if name == kind} for kind in kinds)
         for host in hosts:
@@ -85,7 +85,7 @@ class BrowserGuard:
         return None
 
     def _look_at(self, host: bytes | None) -> bool:
-        """Whether nobody else can have let this name point here. No browser leaves it out."""
+        """Whether the name is this server's own, so that no one else can point it here. Browsers always send it."""
         if self._is_insecure or host is None:
             return True
         parts = _AUTHORITY.fullmatch(_shown(host).lower())
@@ -96,7 +96,7 @@ class BrowserGuard:
 
 
 def _is_same(origin: bytes, host: bytes) -> bool:
-    """Whether a page of this origin was served by ``host``. Behind a proxy its scheme may be another than ours."""
+    """Whether ``host`` served a page of this origin. Behind a proxy, its scheme may differ from ours."""
     parts = _ORIGIN.fullmatch(_shown(origin).lower())
     if parts is None:  # `null`, or a page of an extension's
         return False
@@ -115,7 +115,7 @@ def _is_ip_address(text: str) -> bool:
 
 def _not_ours(host: str) -> HostNotAllowed:
     return HostNotAllowed(
-        f"a request for the host {host[:100]!r} does not belong here",
+        f"the host {host[:100]!r} is not a name of this server",
         hint="call by IP address, or add the name to allowed_hosts; on a network that you trust, --insecure lets every "
         "name through",
     )
@@ -123,7 +123,7 @@ def _not_ours(host: str) -> HostNotAllowed:
 
 def _foreign(header: str, value: str) -> ForeignOrigin:
     return ForeignOrigin(
-        f"a page of another site asks for this in a browser ({header}: {value[:100]})",
+        f"a page of another site sent this request from a browser ({header}: {value[:100]})",
         hint="call from a program, or from a page of this same address; a server with FOREBAY_TOKEN set asks for the "
         "token instead",
     )

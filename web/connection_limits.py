@@ -1,7 +1,7 @@
-"""What one client may take of a server, before and while it sends a request, and what it is told beyond that.
+"""Limits on what one client may use of a server, before and while it sends a request, and the errors beyond them.
 
-The bounds are the same for server, gateway and engines. One timer looks at all connections of a server, however many
-packets they send, and bounds their number as well: the files that a server must open have descriptors left.
+Server, gateway and engines have the same limits. One timer checks all connections of a server, whatever their traffic,
+and limits their number, so that descriptors are left for the files that the server must open.
 """
 
 import asyncio
@@ -17,36 +17,36 @@ from forebay.core.errors import ForebayError
 
 INTERVAL_S = 1.0
 LINGER_S = 2.0
-"""A client that was refused has so long to read why: one that is cut off while it sends would find nothing to read."""
+"""Time for a refused client to read the reason: if it is cut off while it sends, it cannot read the reply."""
 
 STANDSTILL_S = 1.0
-"""How long a request or a reply may stand still once the server is ending."""
+"""How long a request or a reply may be stalled once the server is shutting down."""
 END_S = 5.0
-"""After this, whatever is still under way is ended, before uvicorn does it with a traceback."""
+"""After this, requests still under way are ended, before uvicorn does so with a traceback."""
 NUM_WEIGHED = 64
-"""Idle connections of which one is closed where there are too many: to look at all would slow each new one down."""
+"""Idle connections considered for closing if there are too many: checking all would slow down each new one."""
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """The bounds of one connection; a server closes what goes beyond them.
+    """Limits of one connection; the server closes a connection that exceeds them.
 
-    The server's settings have the same names, and these defaults.
+    The server's settings have the same names and defaults.
     """
 
     max_head_bytes: int = 64 << 10
-    """Bytes of the first line and the headers of a request."""
+    """Maximum bytes of the first line and the headers of a request."""
     head_timeout_s: float = 10.0
     """Seconds from a request's first byte to the end of its headers."""
     body_timeout_s: float = 30.0
-    """Seconds that a body may stand still while the server reads it."""
+    """Seconds that a body may be stalled while the server reads it."""
     idle_timeout_s: float = 75.0
-    """Seconds without a request under way, from the first one on also where no byte ever came, or with a reply of which
-    the client takes nothing."""
+    """Seconds without a request under way, including a new connection that never sent a byte, or with a reply of which
+    the client reads nothing."""
 
     @classmethod
     def of(cls, settings: object) -> Self:
-        """Those of the server's settings, or of anything else that has them as attributes."""
+        """The limits of the server's settings, or of any object with these attributes."""
         return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
 
 
@@ -54,17 +54,17 @@ DEFAULT_LIMITS = ConnectionLimits()
 
 
 class RequestStalled(ForebayError):
-    """A client began a request, and then sent nothing of it for too long; the connection is closed."""
+    """A client began a request, then sent nothing for too long; the connection is closed."""
 
     code = "request_stalled"
     status = 408
 
     def __init__(self, what: str, setting: str) -> None:
-        super().__init__(what, hint=f"send it without a pause, or raise {setting} of the server")
+        super().__init__(what, hint=f"send it without a pause, or raise the server's setting {setting}")
 
 
 class HeadTooLarge(ForebayError):
-    """The first line and the headers of a request are over the limit; the connection is closed."""
+    """The first line and the headers of a request exceed the limit; the connection is closed."""
 
     code = "head_too_large"
     status = 431
@@ -72,38 +72,38 @@ class HeadTooLarge(ForebayError):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
             f"the first line and the headers are larger than {limit_bytes} bytes",
-            hint="send less in them, or raise max_head_bytes of the server",
+            hint="send shorter headers, or raise the server's setting max_head_bytes",
         )
 
 
 class SweptConnection(Protocol):
-    """What is asked of a connection."""
+    """What the sweep needs from a connection."""
 
     loop: asyncio.AbstractEventLoop
     has_sent_body: bool
-    """Whether a body of its requests was read: keys are asked for before that."""
+    """Whether the body of any of its requests was read; keys are checked before that."""
     reply_patience_s: Callable[[float], float] | None
-    """For how many more seconds the reply under way may stand still, given for how many it has; else a bound."""
+    """Maps seconds that the reply has stalled to seconds that it still may; None for the usual limit."""
 
     @property
     def waits_for(self) -> str:
-        """What the client owes.
+        """What the server is waiting for.
 
-        The rest of a ``head`` or of a ``body``, a next request (``idle``), to ``take`` more of a
-        reply, or its end before the connection closes, or to ``end`` the connection itself after a
-        refusal; empty where it owes nothing.
+        The rest of a ``head`` or of a ``body``, the next request (``idle``), the client to ``take`` more of a
+        reply or its last part before the connection closes, or the client to ``end`` the connection after a
+        refusal; empty if it waits for nothing.
         """
 
     @property
     def progress(self) -> int:
-        """A number that changes while the client goes on with it."""
+        """A number that changes as long as the client makes progress."""
 
     def end_wait(self, waited_for: str) -> None:
-        """It owed this for too long."""
+        """End the wait: the client took too long."""
 
 
 class _Standing(NamedTuple):
-    """Where a connection stood, and since when."""
+    """What a connection was waiting for, its progress, and since when."""
 
     waits_for: str
     progress: int
@@ -111,13 +111,13 @@ class _Standing(NamedTuple):
 
 
 def _is_idle(connection: SweptConnection) -> bool:
-    """Whether no request is under way: one that was refused, and whose body nothing reads, is none."""
+    """Whether no request is under way; a refused one whose body is not read does not count."""
     waits_for = connection.waits_for
     return waits_for in ("idle", "head", "end") or (waits_for == "body" and not connection.has_sent_body)
 
 
 class ConnectionSweep:
-    """Looks at all connections of a server about once a second, or more often for shorter bounds."""
+    """Checks all connections of a server about once a second, or more often for shorter limits."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._bounds_s = {
@@ -128,7 +128,7 @@ class ConnectionSweep:
             "end": LINGER_S,
         }
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # Journal, engines and run processes need the other half of the descriptors.
+        # The journal, engines and run processes need the other half of the descriptors.
         self._most = sys.maxsize if limit == resource.RLIM_INFINITY else limit // 2
         self._interval_s = min(INTERVAL_S, *(bound / 4 for bound in self._bounds_s.values()))
         self._seen: dict[SweptConnection, _Standing | None] = {}
@@ -136,9 +136,9 @@ class ConnectionSweep:
         self._ends_at_s: float | None = None
 
     def add(self, connection: SweptConnection) -> None:
-        """Look at it from now on. Where there are too many, the oldest that waits for a request is closed, or this one.
+        """Watch a connection. If there are too many, the oldest idle one is closed, or this one.
 
-        Those that never sent a body go first.
+        Connections that never sent a body are closed first.
         """
         if len(self._seen) >= self._most:
             idle = filter(_is_idle, self._seen)
@@ -148,11 +148,11 @@ class ConnectionSweep:
             self._timer = connection.loop.call_later(self._interval_s, self._sweep, connection.loop)
 
     def discard(self, connection: SweptConnection) -> None:
-        """It has ended."""
+        """Stop watching a connection that has ended."""
         self._seen.pop(connection, None)
 
     def end(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The server ends: break off what stands still, and in the end what is still under way."""
+        """Break off stalled requests as the server shuts down, and finally all that are still under way."""
         self._bounds_s = dict.fromkeys(self._bounds_s, STANDSTILL_S)
         self._interval_s = STANDSTILL_S / 4
         self._ends_at_s = loop.time() + END_S
@@ -176,5 +176,5 @@ class ConnectionSweep:
             elif before is None or before[:2] != (waits_for, progress):
                 self._seen[connection] = _Standing(waits_for, progress, now_s)
             elif waits_for and self._left_s(connection, waits_for, now_s - before.since_s) <= 0:
-                connection.end_wait("take" if is_ending else waits_for)  # at the end, without an answer
+                connection.end_wait("take" if is_ending else waits_for)  # during shutdown, without a reply
         self._timer = loop.call_later(self._interval_s, self._sweep, loop) if self._seen else None

@@ -1,4 +1,4 @@
-"""Compressed bodies, decompressed within a limit and paid for as they grow."""
+"""Decompresses bodies within a limit, and counts them against the budget as they grow."""
 
 import asyncio
 import zlib
@@ -9,26 +9,26 @@ from forebay.core.errors import BodyTooLarge, InvalidInput
 from forebay.web.bodies import RequestBody
 
 STEP_BYTES = 1 << 20
-"""What one turn of decompression gives, more or less, before its size is looked at."""
+"""Approximate output of one step of decompression, after which the size is checked."""
 GZIP_SLICE_BYTES = 64 << 10
 ZSTD_SLICE_BYTES = 1 << 10
-"""A few bytes of zstd can stand for 128 KiB, and its decoder knows no limit: small slices bound what comes of one."""
+"""A few bytes of zstd can expand to 128 KiB, and its decoder has no limit: small slices bound the output."""
 ZSTD_WINDOW_BYTES = 1 << 27
 
 
 async def plain_body(coding: bytes, body: RequestBody, limit: int) -> bytes:
-    """What ``body`` holds, decompressed as ``coding``, its Content-Encoding, says. ``limit`` holds for what comes out.
+    """Decompress ``body`` as ``coding``, its Content-Encoding, says. ``limit`` applies to the output.
 
-    Raises ``BodyTooLarge`` as soon as it is, ``InvalidInput`` for a broken stream or a coding that is not known.
+    Raises ``BodyTooLarge`` as soon as it is exceeded, ``InvalidInput`` for a broken stream or an unknown coding.
     """
     coding = coding.strip().lower()
     if coding in (b"", b"identity"):
         return body.data
     decode = _DECODERS.get(coding)
     if decode is None:
-        problem = f"Content-Encoding {coding.decode('latin-1')!r} is not understood"
+        problem = f"Content-Encoding {coding.decode('latin-1')!r} is not supported"
         raise InvalidInput(problem, hint="send the body plain, or with gzip or zstd", field="Content-Encoding")
-    # In threads, a step at a time: what a few bytes stand for is not known before, and other requests go on meanwhile.
+    # In threads, one step at a time: the output size is not known before, and other requests continue meanwhile.
     steps = _steps(decode(body.data))
     size, parts = 0, list[bytes]()
     while part := await asyncio.to_thread(next, steps, b""):
@@ -42,7 +42,7 @@ async def plain_body(coding: bytes, body: RequestBody, limit: int) -> bytes:
 
 
 def _steps(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Small parts joined to steps of some size. Raises ``InvalidInput`` for a broken stream."""
+    """Join small parts into larger steps. Raises ``InvalidInput`` for a broken stream."""
     gathered: list[bytes] = []
     size = 0
     try:
@@ -59,7 +59,7 @@ def _steps(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _BrokenStream(Exception):
-    """The compressed bytes are not what they should be."""
+    """The compressed bytes are invalid."""
 
 
 def _gunzip(body: bytes) -> Iterator[bytes]:
@@ -67,7 +67,7 @@ def _gunzip(body: bytes) -> Iterator[bytes]:
 
 
 class _GzipMember:
-    """zlib's decoder with a limit on what one call gives."""
+    """zlib's decoder with a limit on the output of one call."""
 
     def __init__(self) -> None:
         self._decoder = zlib.decompressobj(wbits=31)
@@ -116,7 +116,7 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
 def _inflated(
     body: bytes, slice_bytes: int, new_decoder: Callable[[], Any], error_kind: type[Exception]
 ) -> Iterator[bytes]:
-    """What a stream of one or more members, or frames, stands for, in parts."""
+    """Decompress a stream of one or more members or frames, in parts."""
     decoder = new_decoder()
     try:
         for at in range(0, len(body), slice_bytes):
@@ -126,7 +126,7 @@ def _inflated(
                     decoder = new_decoder()
                 yield decoder.decompress(left)
                 left = decoder.rest
-        while not decoder.eof and (part := decoder.decompress(b"")):  # what a limit held back
+        while not decoder.eof and (part := decoder.decompress(b"")):  # output that a limit held back
             yield part
     except error_kind as error:
         raise _BrokenStream(error) from None

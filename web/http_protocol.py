@@ -1,7 +1,7 @@
-"""HTTP within bounds: what one connection may send, and for how long it may keep the server waiting.
+"""HTTP with limits on what one connection may send, and how long it may keep the server waiting.
 
-The one module that knows uvicorn's inside. Where another release of uvicorn has a different one, ``http_protocol`` says
-once which bounds are missing, and uvicorn's own protocol serves.
+This is the one module that depends on uvicorn's internals. If another release of uvicorn differs, ``http_protocol``
+logs once which limits are missing, and uvicorn's own protocol is used.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from forebay.web.replies import encode, error_body
 logger = logging.getLogger(__name__)
 
 EXTENSION = "forebay.connection"
-"""Where an ASGI scope has its ``BoundedProtocol``, if it has one."""
+"""Key of an ASGI scope for its ``BoundedProtocol``, if it has one."""
 _BYTES_ACKED = struct.Struct("=120xQ")
-"""``tcpi_bytes_acked`` of Linux' ``tcp_info``."""
+"""``tcpi_bytes_acked`` in Linux' ``tcp_info``."""
 REASONS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 USED = {
     "HttpToolsProtocol": frozenset(
@@ -59,15 +59,15 @@ CALLED = frozenset(
     }
 )
 MISSING = (
-    "large replies take the ordinary way, nothing holds max_head_bytes, head_timeout_s and body_timeout_s, and "
-    "requests are read before the one ahead of them is answered"
+    "large replies are sent through the framework, max_head_bytes, head_timeout_s and body_timeout_s are not enforced, "
+    "and requests are read before the one ahead of them is answered"
 )
 
 
 def http_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol] | str:
-    """What uvicorn's ``http`` option takes: a ``BoundedProtocol``, or where uvicorn lacks a part its own protocol."""
+    """The value of uvicorn's ``http`` option: a ``BoundedProtocol``, or uvicorn's own if a part is missing."""
     missing = {name for name in CALLED if not hasattr(httptools_impl.HttpToolsProtocol, name)}
-    for kind, used in USED.items():  # uvicorn's module of the protocol imports the other two
+    for kind, used in USED.items():  # uvicorn's protocol module imports the other two
         missing |= _missing(getattr(httptools_impl, kind, object), used)
     if not missing:
         return type("LimitedProtocol", (BoundedProtocol,), {"limits": limits, "sweep": ConnectionSweep(limits)})
@@ -76,20 +76,20 @@ def http_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol] | str:
 
 
 def _missing(part: type[Any], used: frozenset[str]) -> set[str]:
-    # Its attributes exist from the constructor on, on no class: the names that its code sets show them without a call.
+    # Its attributes are set in the constructor, not on the class: the names in its code show them without a call.
     code = getattr(part.__init__, "__code__", None)
     return set(used.difference(code.co_names if code else ()))
 
 
 def connection_of(scope: Scope) -> "BoundedProtocol | None":
-    """The connection of a request, if its server bounds connections."""
+    """The connection of a request, if its server limits connections; else None."""
     extensions = scope.get("extensions")
     connection: BoundedProtocol | None = None if extensions is None else extensions.get(EXTENSION)
     return connection
 
 
 class PausableFlow(flow_control.FlowControl):
-    """uvicorn's, which resumes whenever an app asks for a message; this one may be shut meanwhile."""
+    """uvicorn's flow control, which resumes whenever an app asks for a message; this one can be shut meanwhile."""
 
     is_shut = False
 
@@ -99,10 +99,10 @@ class PausableFlow(flow_control.FlowControl):
 
 
 class BoundedProtocol(httptools_impl.HttpToolsProtocol):
-    """uvicorn's protocol, which reads one request at a time and closes what goes beyond ``limits``.
+    """uvicorn's protocol, reading one request at a time and closing connections that exceed ``limits``.
 
-    The parser is fed in pieces that end where a request may end, so that nothing of a second one is parsed before the
-    first is answered: a head and a chunked body end in an empty line, any other body after its announced length.
+    The parser gets pieces that end where a request may end, so that no part of a second request is parsed before the
+    first is answered. A head and a chunked body end in an empty line, any other body after its announced length.
     """
 
     limits: ClassVar[ConnectionLimits]
@@ -113,23 +113,23 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
         super().__init__(*args, **named)
         self._extensions: dict[str, Any] = {EXTENSION: self}
         self._held, self._held_from = b"", 0
-        """What came beyond the request under way, from an offset on."""
+        """Data received beyond the current request, and the offset where it starts."""
         self._num_head_bytes = 0
         self._is_in_body = False
         self._left_bytes: int | None = 0
-        """What is still to come of a body; None where only its chunks tell."""
+        """Bytes of the body still to come; None if only its chunks determine them."""
         self._num_unpaid_bytes = 0
-        """Of a chunked body since its last payload: sizes, extensions and trailers."""
+        """Bytes of a chunked body since its last payload: sizes, extensions and trailers."""
         self._is_deaf = False
         self._num_packets = 0
         self._num_heads = 0
         self.is_awaited = False
-        """Whether somebody reads the body just now."""
+        """Whether the app is currently reading the body."""
         self.is_late = False
-        """The body stood still for too long: whoever reads it is to answer, then the connection is closed."""
+        """Whether the body was stalled for too long: its reader must reply, then the connection is closed."""
         self.has_sent_body = False
         self.reply_patience_s: Callable[[float], float] | None = None
-        """For how many more seconds the reply under way may stand still, given for how many it has; else a bound."""
+        """Maps seconds that the reply has stalled to seconds that it still may; None for the usual limit."""
 
     # --- asyncio's side
 
@@ -143,13 +143,13 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
         if self.reply_patience_s is not None:
             self._shut_down()
         super().connection_lost(exc)
-        # What forms circles would stay in memory until a collector comes by, which is seldom.
+        # Reference cycles would stay in memory until the garbage collector runs, which is rare.
         self._extensions.clear()
         self._held, self.scope, self.headers = b"", None, None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         self._num_packets += 1
-        if self._held:  # nothing should come while reading is paused
+        if self._held:  # no data should arrive while reading is paused
             data, self._held = self._held[self._held_from :] + data, b""
             self._hold(data, 0)
         else:
@@ -176,7 +176,7 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
             at = stop
 
     def _end_of_piece(self, data: bytes, at: int) -> int:
-        """Where the piece from ``at`` on ends: no request ends within it."""
+        """The end of the piece that starts at ``at``: no request ends inside it."""
         end = len(data)
         if self._is_in_body and self._left_bytes is not None:
             stop = min(end, at + self._left_bytes)
@@ -198,8 +198,8 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
         self.flow.pause_reading()
         self.flow.is_shut = True
 
-    def _go_on(self) -> None:
-        """Parse what was held, now that the request before it is answered."""
+    def _parse_held(self) -> None:
+        """Parse the data kept back, now that the request before it is answered."""
         if self.transport.is_closing() or self.is_answering:
             return
         data, self._held = self._held, b""
@@ -211,8 +211,8 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
     # --- the parser's side
 
     def on_headers_complete(self) -> None:
-        """The app is called in a task, so that it begins after this has ended."""
-        if self.is_answering:  # no piece holds parts of two requests; should one, nothing of it can be trusted
+        """Start the app in a task, so that it begins after this call."""
+        if self.is_answering:  # no piece should have parts of two requests; if one does, it cannot be trusted
             self._is_deaf = True
             self.transport.close()
             return
@@ -222,9 +222,9 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
         self._num_heads += 1
         self._is_in_body = True
         self._left_bytes = _body_length(self.headers)
-        self.headers = []  # trailers go nowhere: the app has the other list
+        self.headers = []  # trailers are dropped: the app has the other list
         self.is_awaited = self.is_late = False
-        if self.parser.should_upgrade():  # to a protocol that is not spoken here: whatever follows is no HTTP
+        if self.parser.should_upgrade():  # to a protocol not supported here: the data that follows is not HTTP
             self.cycle.keep_alive = False
             self._is_deaf = True
 
@@ -239,7 +239,7 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
     # --- the app's side
 
     def on_response_complete(self) -> None:
-        """Instead of uvicorn's, which would set a timer for each request, and start the next one."""
+        """Replace uvicorn's method, which would set a timer for each request, and start the next one."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -247,24 +247,24 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
             self.transport.close()
             return
         if self._held:
-            self.loop.call_soon(self._go_on)
+            self.loop.call_soon(self._parse_held)
         else:
             self.flow.resume_reading()
 
     def pause_reading(self) -> None:
-        """Read no more until the app asks for the next part of a body."""
+        """Stop reading until the app asks for the next part of a body."""
         self.flow.pause_reading()
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request came whole and is not answered."""
+        """Whether a complete request has not been answered yet."""
         return not self._is_in_body and self.cycle is not None and not self.cycle.response_complete
 
     # --- the sweep's side
 
     @property
     def waits_for(self) -> str:
-        """What the client owes, as ``ConnectionSweep`` names it."""
+        """What the server is waiting for, as ``ConnectionSweep`` names it."""
         if self._is_to_take:
             return "take"
         if self._is_in_body:
@@ -278,26 +278,26 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
 
     @property
     def progress(self) -> int:
-        """Changes while the client goes on with what it owes."""
+        """A number that changes as long as the client makes progress."""
         if self._is_to_take:
-            # The transport alone hears of it only when the kernel has room again: megabytes later.
+            # The transport only learns of it when the kernel has room again: megabytes later.
             connection = self.transport.get_extra_info("socket")
             return _num_taken(connection) or self.transport.get_write_buffer_size() + _num_untaken(connection)
-        # A head may come byte by byte, and is late all the same.
+        # A head that arrives byte by byte is still late.
         return self._num_packets if self._is_in_body else self._num_heads
 
     @property
     def _is_to_take(self) -> bool:
-        """Whether all that can go on is that the client takes what was sent."""
+        """Whether the server can only wait for the client to read what was sent."""
         if self.transport.is_closing() or self.flow.write_paused:
             return True
-        # Of a reply that is sent past the transport, the kernel alone knows.
+        # If the reply is sent past the transport, only the kernel knows how much was read.
         return self.reply_patience_s is not None and _num_untaken(self.transport.get_extra_info("socket")) > 0
 
     def end_wait(self, waited_for: str) -> None:
-        """The client had all the time that it has for this."""
+        """End the connection: the client has used up its time."""
         if waited_for == "head":
-            self._refuse(RequestStalled("the headers of a request did not come whole", "head_timeout_s"))
+            self._refuse(RequestStalled("the headers of a request did not arrive in time", "head_timeout_s"))
         elif waited_for in ("end", "take"):
             self._shut_down()
             self.transport.abort()
@@ -308,12 +308,12 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
             self.transport.close()
 
     def _shut_down(self) -> None:
-        """Let a thread that sends past the transport, on a descriptor of its own, get an error."""
+        """Make a thread that sends past the transport, on its own descriptor, fail with an error."""
         with suppress(OSError), duplicate(self.transport) as connection:  # it may have ended already
             connection.shutdown(socket.SHUT_RDWR)
 
     def _refuse(self, error: ForebayError) -> None:
-        """Answer before there is a request, and listen no more."""
+        """Reply before there is a request, and stop reading."""
         self._is_deaf = True
         body = encode(error_body(error))
         head = b"HTTP/1.1 %d %s\r\n" % (error.status, REASONS[error.status])
@@ -323,7 +323,7 @@ class BoundedProtocol(httptools_impl.HttpToolsProtocol):
 
 
 def _body_length(headers: list[tuple[bytes, bytes]]) -> int | None:
-    """As the parser understood it, which takes digits only, and no second length."""
+    """Body length as the parser understood it: it accepts only digits, and a single length."""
     for name, value in headers:
         if name == b"content-length":
             return int(value)
@@ -333,35 +333,35 @@ def _body_length(headers: list[tuple[bytes, bytes]]) -> int | None:
 
 
 def duplicate(transport: asyncio.Transport) -> socket.socket:
-    """The connection once more, without blocking: the transport may close its own descriptor at any time."""
+    """A non-blocking duplicate of the connection: the transport may close its own descriptor at any time."""
     connection: socket.socket = transport.get_extra_info("socket").dup()
     connection.setblocking(False)
     return connection
 
 
 def _num_taken(connection: socket.socket) -> int:
-    """How many bytes the other side has taken so far; 0 where the kernel does not count."""
+    """Bytes that the other side has acknowledged so far; 0 if the kernel does not count them."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
     return int(_BYTES_ACKED.unpack(info)[0]) if len(info) == _BYTES_ACKED.size else 0
 
 
 def _num_untaken(connection: socket.socket) -> int:
-    """How many bytes were given to the kernel that the other side has not taken."""
+    """Bytes given to the kernel that the other side has not acknowledged."""
     return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 class ReplyHandle:
-    """One request whose reply is under way, for those who send past the framework, or break it off."""
+    """The reply under way of one request, for code that sends past the framework or breaks it off."""
 
     __slots__ = ("_cycle",)
 
     def __init__(self, connection: BoundedProtocol) -> None:
-        # The request's own: the connection goes on to the next one when this is answered.
+        # The request's own: the connection moves on to the next one when this is answered.
         self._cycle = connection.cycle
 
     @classmethod
     def of(cls, scope: Scope) -> Self | None:
-        """The reply of a request that is under way, if its server bounds connections."""
+        """The reply of a request under way, if its server limits connections; else None."""
         connection = connection_of(scope)
         return None if connection is None else cls(connection)
 
@@ -371,21 +371,21 @@ class ReplyHandle:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """Whether nothing more can be sent."""
         return self._cycle.disconnected or self.transport.is_closing()
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole reply was given to the transport."""
+        """Whether the transport has the whole reply."""
         return self._cycle.response_complete
 
     def note_sent(self, num_bytes: int) -> None:
-        """uvicorn counts what it sends itself against the announced length, and would miss these bytes."""
+        """Count bytes sent past uvicorn, which checks the announced length against what it sent itself."""
         self._cycle.expected_content_length -= num_bytes
 
     def break_off(self) -> None:
         """End the connection in the middle of the reply."""
-        # Else uvicorn would log the missing rest as an error of the app's.
+        # Otherwise uvicorn would log the missing rest as an error of the app.
         self._cycle.disconnected = True
         self._cycle.message_event.set()
         self.transport.abort()

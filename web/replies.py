@@ -1,4 +1,4 @@
-"""Replies without a framework: JSON at once, a large body in chunks, and the one error body."""
+"""Replies without a framework: JSON at once, a large body in chunks, and the common error body."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class ClientGone(Exception):
-    """The client went away before its body had come, or before its reply was sent."""
+    """The client disconnected before its body had arrived, or before its reply was sent."""
 
 
 async def until_gone(receive: Receive) -> None:
@@ -28,7 +28,7 @@ async def until_gone(receive: Receive) -> None:
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """Answer with encoded JSON."""
+    """Send a reply of encoded JSON."""
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [JSON_HEADER, length, *headers]})
     await send({"type": "http.response.body", "body": body})
@@ -39,27 +39,27 @@ BodyPieces = AsyncIterator[Iterable[bytes | memoryview]]
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An answer that is sent while it is made."""
+    """A reply that is sent while it is built."""
 
     kind: Header
     """The content type."""
     num_bytes: int
     pieces: BodyPieces
     send_most: Callable[[], Awaitable[bytes | None]] | None = None
-    """Sends all but the end of the body past the framework and gives the end; None if ``pieces`` must be sent."""
+    """Sends all but the end of the body past the framework and returns the end; None if ``pieces`` must be sent."""
 
 
 async def send_reply(
     send: Send, reply: HttpReply, is_gone: Callable[[], bool], before_last: Callable[[], Awaitable[bool]]
 ) -> bool:
-    """Answer 200 in chunks of some size; whether the client was there to the end.
+    """Reply 200 in chunks; return whether the client stayed to the end.
 
-    The last chunk goes once ``before_last`` is true, else never. What ``pieces`` or ``before_last`` raise goes to the
-    caller. In both cases a reply that cannot be finished has begun, and the server closes the connection.
+    The last chunk is sent only if ``before_last`` returns true. Exceptions of ``pieces`` and ``before_last`` reach the
+    caller. In both cases the reply has begun but cannot be finished, and the server closes the connection.
     """
     length = (b"content-length", b"%d" % reply.num_bytes)
     await send({"type": "http.response.start", "status": 200, "headers": [reply.kind, length]})
-    # One chunk is always held back: the reply must not be whole before it may be.
+    # One chunk is always held back: the reply must not be complete before ``before_last`` agrees.
     last: bytes | memoryview | None = None if reply.send_most is None else await reply.send_most()
     if last is not None:
         return await _finish(send, last, is_gone, before_last)
@@ -71,7 +71,7 @@ async def send_reply(
             await send({"type": "http.response.body", "body": last, "more_body": True})
             has_more = True
         last = chunk
-    if has_more:  # what was given to the server last may wait for a slow client: `before_last` is asked after that
+    if has_more:  # the last chunk may wait for a slow client: `before_last` is called after that
         await send({"type": "http.response.body", "body": b"", "more_body": True})
     return await _finish(send, last, is_gone, before_last)
 
@@ -86,7 +86,7 @@ async def _finish(
 
 
 async def _chunks(pieces: AsyncIterator[Iterable[bytes | memoryview]]) -> AsyncIterator[bytes | memoryview]:
-    """Small pieces joined, large ones as they are."""
+    """Join small pieces; pass large ones through."""
     gathered: list[bytes | memoryview] = []
     size = 0
     async for some in pieces:
@@ -105,17 +105,17 @@ async def _chunks(pieces: AsyncIterator[Iterable[bytes | memoryview]]) -> AsyncI
 
 
 def error_body(error: ForebayError) -> dict[str, Any]:
-    """The one error body of every native route."""
+    """The error body of every native route."""
     body = {"code": error.code, "message": error.message, "hint": error.hint}
     return {"error": body | ({"field": error.field} if error.field else {})}
 
 
 def envelope(error: ForebayError) -> dict[str, Any]:
-    """The same in slime's envelope, for routes of slime's and for what is refused before any route is looked for."""
+    """The error in slime's envelope, for slime's routes and for requests refused before routing."""
     return {"success": False, "message": error.message, "data": None, **error_body(error)}
 
 
 def error_headers(error: ForebayError) -> list[tuple[bytes, bytes]]:
-    """``Retry-After`` where the client is to try again."""
+    """``Retry-After`` if the client should retry."""
     retry_after_s = getattr(error, "retry_after_s", None)
     return [] if retry_after_s is None else [(b"retry-after", b"%d" % retry_after_s)]

@@ -1,4 +1,4 @@
-"""Request bodies as pydantic models, and the numbers in them, which may arrive as strings."""
+"""Request bodies as pydantic models; numbers in them may arrive as strings."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def _no_flag(value: object) -> object:
 
 
 NotFlag = BeforeValidator(_no_flag)
-# Up to what every reader of JSON holds exactly: many read numbers as float64.
+# The largest integer that every JSON reader keeps exact: many read numbers as float64.
 Count = Annotated[int, NotFlag, Field(ge=1, le=1 << 53)]
 Step = Annotated[int, NotFlag, Field(ge=0, le=1 << 53)]
 WaitSeconds = Annotated[float, NotFlag, Field(ge=0)]
@@ -30,7 +30,7 @@ LeaseSeconds = Annotated[float, NotFlag, Field(gt=0, le=10_000_000)]
 
 
 def parse(model: type[Model], body: bytes) -> Model:
-    """Read a JSON object into ``model``. Raises ``InvalidInput`` with the first wrong field."""
+    """Read a JSON object into ``model``. Raises ``InvalidInput`` that names the first wrong field."""
     try:
         return model.model_validate(parse_request(body))
     except ValidationError as error:
@@ -38,14 +38,14 @@ def parse(model: type[Model], body: bytes) -> Model:
 
 
 def parse_request(body: bytes) -> dict[str, Any]:
-    """Read a JSON object whose texts can be stored, and be names. Raises ``InvalidInput`` that names the field."""
+    """Read a JSON object whose strings can be stored and used as names. Raises ``InvalidInput`` that names the field."""
     value = _read_object(body)
     check_texts(value)
     return value
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Read a JSON object whose texts UTF-8 can hold. Raises ``InvalidInput``."""
+    """Read a JSON object whose strings can be encoded as UTF-8. Raises ``InvalidInput``."""
     value = _read_object(body)
     if _SURROGATE.search(body):
         _check_surrogates(value)
@@ -54,7 +54,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 def _read_object(body: bytes) -> dict[str, Any]:
     try:
-        # Not as bytes: Python's reader would let halves of surrogate pairs through.
+        # Not as bytes: Python's reader would accept lone surrogates.
         value = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # nested too deeply for Python's reader
         raise InvalidInput(f"the body is not JSON: {error}"[:500], field="body") from None
@@ -64,16 +64,16 @@ def _read_object(body: bytes) -> dict[str, Any]:
 
 
 def _check_surrogates(value: dict[str, Any]) -> None:
-    """Refuse text that no file, index or tokenizer takes, and no reply could repeat."""
+    """Refuse lone surrogates, which files, indexes, tokenizers and replies cannot contain."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        message = "the body holds half of a surrogate pair (\\ud800 to \\udfff), which is no text"
+        message = "the body holds half of a surrogate pair (\\ud800 to \\udfff), which is not valid text"
         raise InvalidInput(message, field="body") from None
 
 
 def invalid(error: ValidationError) -> InvalidInput:
-    """The first complaint of a pydantic error, as ours."""
+    """The first complaint of a pydantic error, as ``InvalidInput``."""
     first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"]) or "body"
     # Cut short: a complaint may quote what was sent.

@@ -1,4 +1,4 @@
-"""Sockets that are bound before anything is served on them, and ASGI applications served from the running loop."""
+"""Binds sockets before anything is served on them, and serves ASGI applications from the running event loop."""
 
 import asyncio
 import socket
@@ -16,19 +16,19 @@ from forebay.web.http_protocol import http_protocol
 
 SHUTDOWN_S = 2
 ACCEPTING_STEPS = 2
-"""So many steps of asyncio's loop after it has accepted a connection, the protocol is told of it."""
+"""Steps of asyncio's loop between accepting a connection and notifying its protocol."""
 THREAD_START_S = 30.0
-"""For what takes milliseconds on an idle machine, and much longer on one with other work."""
+"""Time limit for a start that takes milliseconds on an idle machine, and much longer on a busy one."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it is up, and leaves the signals to whoever runs the loop."""
+    """A uvicorn server that reports when it is up, and leaves signals to the owner of the loop."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
 
-    # uvicorn would take SIGINT for itself, and raise it once more at its end.
+    # uvicorn would handle SIGINT itself, and raise it again at its end.
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -38,22 +38,22 @@ class _Server(uvicorn.Server):
         self.up.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Leave no connection open, not even one that comes this very moment, or whose client takes nothing."""
+        """Close all connections, including one that arrives right now or whose client reads nothing."""
         for listening in self.servers:
             listening.close()
-        for _ in range(ACCEPTING_STEPS):  # uvicorn closes only the connections that it has been told of
+        for _ in range(ACCEPTING_STEPS):  # uvicorn closes only the connections that it knows of
             await asyncio.sleep(0)
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0)  # it is closed in the loop's next step
+        await asyncio.sleep(0)  # they are closed in the loop's next step
 
 
 @contextmanager
 def entered_in_thread(context: AbstractAsyncContextManager[object], name: str) -> Iterator[asyncio.AbstractEventLoop]:
-    """Enter ``context`` in a thread of its own, called ``name``; yields that thread's event loop.
+    """Enter ``context`` in its own thread, called ``name``; yields that thread's event loop.
 
-    Raises here what entering raises, and what leaving it raises, unless the block has raised something itself.
+    Raises here what entering or leaving the context raises, unless the block has raised something itself.
     """
     started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     left: Future[None] = Future()
@@ -68,7 +68,7 @@ def entered_in_thread(context: AbstractAsyncContextManager[object], name: str) -
         try:
             asyncio.run(stay())
             left.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - whatever it is: another thread waits for it
+        except BaseException as error:  # noqa: BLE001 - any exception: another thread waits for it
             (left if started.done() else started).set_exception(error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
@@ -86,16 +86,16 @@ def entered_in_thread(context: AbstractAsyncContextManager[object], name: str) -
 async def serve_app(
     app: ASGIApp, *, host: str = "127.0.0.1", port: int = 0, limits: ConnectionLimits = DEFAULT_LIMITS
 ) -> AsyncIterator[int]:
-    """Serve ``app`` on ``host``; yields the port (0: a free one). At the end running calls have 2 s left.
+    """Serve ``app`` on ``host``; yields the port (0: a free one). On exit, running calls have 2 s to finish.
 
-    Raises ``InvalidInput`` that tells why it cannot listen there.
+    Raises ``InvalidInput`` with the reason if it cannot listen there.
     """
     listener = bind(host, port, listens=True)
     config = uvicorn.Config(
         app,
         http=http_protocol(limits),
         ws="none",
-        lifespan="off",  # whoever calls this opens and closes the parts
+        lifespan="off",  # the caller opens and closes the parts
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
@@ -111,13 +111,13 @@ async def serve_app(
 
 
 def bind(host: str, port: int, *, setting: str = "port", listens: bool = False) -> socket.socket:
-    """A socket bound to ``host`` and ``port``. Raises ``InvalidInput`` that names ``setting`` if that cannot be.
+    """A socket bound to ``host`` and ``port``. Raises ``InvalidInput`` that names ``setting`` if it cannot be bound.
 
-    Two sockets can be bound to one port; only the one that ``listens`` first can.
+    Two sockets can be bound to one port, but only one can listen: ``listens`` claims the port at once.
     """
     try:
         return _bound(host, port, listens)
-    except (OSError, OverflowError, UnicodeError) as error:  # a number that is no port, a host that no name can be
+    except (OSError, OverflowError, UnicodeError) as error:  # an invalid port number, an invalid host name
         why = (
             "ports go from 0 to 65535"
             if isinstance(error, OverflowError)
@@ -132,10 +132,10 @@ def bind(host: str, port: int, *, setting: str = "port", listens: bool = False) 
 
 def _bound(host: str, port: int, listens: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Only where the protocol is named does asyncio switch Nagle's algorithm off, which would hold back the second part
-    # of a reply.
+    # asyncio switches off Nagle's algorithm, which would delay the second part of a reply, only if the protocol is
+    # given.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    # A port that is used again has connections of its earlier life in TIME_WAIT.
+    # A reused port may still have old connections in TIME_WAIT.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))

@@ -1,15 +1,15 @@
-"""Every route, one file for each resource; a handler parses, calls and returns.
+"""Every route, one file per resource; a handler parses, calls and returns.
 
-Two kinds come in. What carries samples is plain ASGI and never meets the framework: ``sample_routes`` finds the route
-and the run by the path, reads the body and turns errors into replies; ``write_samples`` takes samples in,
-``read_batches`` leases batches and sends them, with ``tensor_replies`` where a trainer asks for tensors. ``openapi``
-names these routes in the framework's document, and answers other methods on their paths.
+There are two kinds. Routes that carry samples are plain ASGI without the framework. ``sample_routes`` finds the route
+and the run from the path, reads the body and turns errors into replies. ``write_samples`` stores samples;
+``read_batches`` leases batches and sends them, with ``tensor_replies`` if a trainer asks for tensors. ``openapi`` adds
+these routes to the framework's document, and answers other methods on their paths.
 
-The others are FastAPI's: ``slime_runs`` (slime's client, but for its samples), ``runs`` (start, stop, look),
+The other routes are FastAPI's: ``slime_runs`` (slime's client, except its samples), ``runs`` (start, stop, inspect),
 ``exports`` (a run's trace and its recording, as files), ``groups``, ``batches`` (acknowledge, release, extend,
-checkpoints, rewind), ``weights`` (versions, updates, pauses), ``run_process`` (what a run's own process asks, behind
-the run's key) and ``operations`` (health, metrics, retention).
+checkpoints, rewind), ``weights`` (versions, updates, pauses), ``run_process`` (requests of a run's own process,
+protected by the run's key) and ``operations`` (health, metrics, retention).
 
-Native routes lie under ``/v1``; those of a run's key under ``/w/{run_key}``; slime's at the root and under
-``/s/{name}``. Errors have one body everywhere; slime's put its envelope around it.
+Native routes start with ``/v1``, those of a run's key with ``/w/{run_key}``. slime's are at the root and under
+``/s/{name}``. Errors have one body everywhere; slime's routes wrap it in slime's envelope.
 """

@@ -1,4 +1,4 @@
-"""Batches after they were read: acknowledging, giving back and extending leases; checkpoints, and going back to one."""
+"""Batches after they were read: acknowledge, release and extend leases; set checkpoints, and rewind to one."""
 
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/runs/{run_id}", tags=["batches"])
 
 
 class ExtendRequest(BaseModel):
-    """``…/batches/{batch_id}/extend``."""
+    """The body of ``…/batches/{batch_id}/extend``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -26,7 +26,7 @@ class ExtendRequest(BaseModel):
 
 
 class CheckpointRequest(BaseModel):
-    """``…/checkpoints``."""
+    """The body of ``…/checkpoints``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -35,7 +35,7 @@ class CheckpointRequest(BaseModel):
 
 
 class RewindRequest(BaseModel):
-    """``…/rewind``. The step must be there: null undoes everything."""
+    """The body of ``…/rewind``. ``step`` is required: null undoes everything."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,28 +52,28 @@ RunLeases = Annotated[Leases, Depends(leases_of)]
 
 @router.get("/batches")
 async def list_batches(leases: RunLeases, state: BatchState | None = None) -> dict[str, Any]:
-    """Every batch that was handed out, oldest first."""
+    """List every batch that was delivered, oldest first."""
     rows = await leases.buffer.gone.all_batches(*([state] if state else []))
     return {"batches": [batch_view(row) for row in rows]}
 
 
 @router.post("/batches/{batch_id}/ack")
 async def ack(batch_id: str, leases: RunLeases) -> dict[str, Any]:
-    """Say that a batch is done with: its groups never go out again, unless a rewind brings them back."""
+    """Acknowledge a batch: its groups are never delivered again, unless a rewind restores them."""
     row = await leases.ack(batch_id)
     return {"batch_id": row.batch_id, "state": BatchState.ACKED.value}
 
 
 @router.post("/batches/{batch_id}/release")
 async def release(batch_id: str, leases: RunLeases) -> dict[str, Any]:
-    """Give a batch back: its groups are ready again, in their old places."""
+    """Release a batch: its groups are ready again, in their old order."""
     row = await leases.release(batch_id)
     return {"batch_id": row.batch_id, "state": BatchState.RELEASED.value}
 
 
 @router.post("/batches/{batch_id}/extend")
 async def extend(batch_id: str, request: Request, leases: RunLeases) -> dict[str, Any]:
-    """Keep a lease: its time begins anew."""
+    """Extend a lease: its time starts again."""
     asked = parse(ExtendRequest, await request.body() or b"{}")
     row = await leases.extend(batch_id, asked.lease_s)
     return {"batch_id": row.batch_id, "state": BatchState.LEASED.value, "lease_s": row.lease_s}
@@ -81,25 +81,25 @@ async def extend(batch_id: str, request: Request, leases: RunLeases) -> dict[str
 
 @router.get("/checkpoints")
 async def list_checkpoints(leases: RunLeases) -> dict[str, Any]:
-    """Every checkpoint that can be gone back to, by step."""
+    """List every checkpoint that a rewind can restore, by step."""
     acked = await leases.buffer.gone.all_batches(BatchState.ACKED)
     return {"checkpoints": checkpoint_views(leases.buffer.batches.checkpoints, acked)}
 
 
 @router.post("/checkpoints")
 async def set_checkpoint(request: Request, leases: RunLeases, services: Server) -> dict[str, Any]:
-    """Fix batches to the trainer's checkpoint of a step, and acknowledge them, all or none."""
+    """Assign batches to the trainer's checkpoint of a step and acknowledge them, all or none."""
     asked = parse(CheckpointRequest, await request.body())
     fixed = await checkpoint(leases, asked.step, asked.batch_ids)
-    services.retention.ask()  # what no checkpoint needs any more may go now
+    services.retention.ask()  # bodies that no checkpoint needs may be removed now
     ids = [row.batch_id for row in fixed]
     return {"step": asked.step, "batch_ids": ids, "checkpoints": leases.buffer.batches.steps}
 
 
 @router.post("/rewind")
 async def go_back(request: Request, leases: RunLeases) -> dict[str, Any]:
-    """Make everything ready again that the trainer's checkpoint of a step does not hold; null for everything."""
-    # No body is no request for everything: null must be written.
+    """Rewind to the trainer's checkpoint of a step: all groups outside it are ready again; null for all groups."""
+    # A missing body does not mean everything: null must be written.
     asked = parse(RewindRequest, await request.body())
     undone = await rewind(leases, asked.step)
     num_groups = sum(len(row.group_ids) for row in undone.batches)

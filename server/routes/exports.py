@@ -1,4 +1,4 @@
-"""What can be fetched of a run as a whole: its recording, for ``forebay recording export``, and its trace."""
+"""Downloads of a whole run: its recording, for ``forebay recording export``, and its trace."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ NDJSON = "application/x-ndjson"
 
 @router.get("/trace", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})
 async def trace(run_id: str, services: Server) -> StreamingResponse:
-    """The lines of all files of the run's trace, each file's head in front of its own. Nothing is waited for."""
+    """The lines of all files of the run's trace, each file's header first. Returns what is there without waiting."""
     services.buffer.get(run_id)
     own = services.traces.get(run_id)
     await asyncio.to_thread(own.flush)
@@ -45,7 +45,7 @@ async def _trace_lines(folder: Path) -> AsyncIterator[bytes]:
     for path in await asyncio.to_thread(trace_files, folder):
         try:
             file = await asyncio.to_thread(open, path, "rb", TRACE_CHUNK_BYTES, opener=regular_opener)
-        except OSError:  # the budget took it, or the run's own code has put something else there
+        except OSError:  # the budget removed it, or the run's own code replaced it
             continue
         with file:
             lines = bounded_lines(file)
@@ -54,7 +54,7 @@ async def _trace_lines(folder: Path) -> AsyncIterator[bytes]:
 
 
 def _whole_lines(lines: Iterator[tuple[int, bytes]]) -> bytes:
-    """The next lines, some at a time; half a line at the end of a file is left out, since it may still grow."""
+    """The next complete lines, in batches. An incomplete last line is left out, since it may still grow."""
     found: list[bytes] = []
     size = 0
     while size < TRACE_CHUNK_BYTES and (line := next(lines, (0, b""))[1]).endswith(b"\n"):
@@ -64,7 +64,7 @@ def _whole_lines(lines: Iterator[tuple[int, bytes]]) -> bytes:
 
 
 class _Export(NamedTuple):
-    """What is to be sent."""
+    """A prepared export."""
 
     sources: ReplaySources
     source: JournalSource
@@ -75,13 +75,13 @@ class _Export(NamedTuple):
 
 @router.get("/recording", response_class=StreamingResponse, responses={200: {"content": {RECORDING_TYPE: {}}}})
 async def recording(run_id: str, services: Server, steps: str | None = None) -> StreamingResponse:
-    """The file of the run: its groups, samples, bodies and batches; with ``steps`` (``50-60,70``) those of these."""
+    """The run as a file: groups, samples, bodies and batches; ``steps`` (``50-60,70``) selects steps."""
     export = await _prepared(services, run_id, steps)
     return StreamingResponse(_records(export), media_type=RECORDING_TYPE)
 
 
 async def _prepared(services: Services, run_id: str, steps: str | None) -> _Export:
-    """What is to be sent; before anything is.
+    """Collect what to export before anything is sent.
 
     Raises ``RunNotFound``, ``InvalidInput``, ``NotRecorded``, ``BodiesGone``, and ``MissingExtra`` without zstandard.
     """
@@ -104,7 +104,7 @@ async def _records(export: _Export) -> AsyncIterator[bytes]:
     async with export.sources.kept(export.source.run.run_id):
         yield encoder.run()
         try:
-            # By their numbers, as a file has them, and not as they went out: the batches tell that.
+            # By number, as a file stores them. The batches record the order of delivery.
             groups = sorted(export.groups, key=lambda group: group.number)
             for first in range(0, len(groups), GROUPS_PER_LOOK):
                 async for piece in _groups(export, groups[first : first + GROUPS_PER_LOOK]):
@@ -129,14 +129,14 @@ async def _groups(export: _Export, groups: Sequence[GroupRow]) -> AsyncIterator[
             async for piece in _samples(export, found[group.group_id]):
                 yield piece
         except BodyUnreadable as error:
-            if not all(map(export.source.has_body, found[group.group_id])):  # not damaged: it went before it was held
+            if not all(map(export.source.has_body, found[group.group_id])):  # not damaged: removed before the hold
                 raise
             left_out = str(error)
         yield export.encoder.group(group, left_out)
 
 
 async def _samples(export: _Export, samples: Sequence[StoredSample]) -> AsyncIterator[bytes]:
-    """Those of a group, up to the first that cannot be read. Raises ``BodyUnreadable``."""
+    """The bodies of a group's samples, up to the first unreadable one. Raises ``BodyUnreadable``."""
     for part in stretches_of_bodies(samples):
         bodies = await export.source.bodies(part)
         yield await asyncio.to_thread(export.encoder.samples, part, bodies)

@@ -1,4 +1,4 @@
-"""Groups: look at them, and follow those that are closed."""
+"""Groups: inspect them, and follow those that close."""
 
 import json
 from typing import Annotated, Any
@@ -27,17 +27,17 @@ async def list_groups(
     after: str = "",
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> dict[str, Any]:
-    """A page of groups in the order in which they opened; ``after`` is the last ``group_id`` of the page before."""
+    """List a page of groups in opening order; ``after`` is the last ``group_id`` of the previous page."""
     entry = services.buffer.get(run_id)
     rows = await services.buffer.store.groups(run_id, state=state.value if state else None, after=after, limit=limit)
-    # The store gives the order; memory is ahead of it, and knows the groups that may change.
+    # The store has the order; memory is newer, and has the groups that may still change.
     known = entry.buffer.groups.by_id
     return {"groups": [group_view(known[row.group_id].row if row.group_id in known else row) for row in rows]}
 
 
 @router.get("/groups/{group_id}")
 async def show_group(run_id: str, group_id: str, services: Server, bodies: bool = False) -> dict[str, Any]:
-    """One group and its samples, late and surplus ones included; with ``bodies`` what was written, if it is there."""
+    """One group and its samples, including late and surplus ones; ``bodies`` adds the bodies that are still stored."""
     group = services.buffer.get(run_id).buffer.groups.by_id.get(group_id)
     store = services.buffer.store
     [found] = await store.find(run_id, [group_id], has_uids=False)
@@ -45,7 +45,7 @@ async def show_group(run_id: str, group_id: str, services: Server, bodies: bool 
     if row is None:
         raise GroupNotFound(run_id, group_id)
     stored = await store.samples(run_id, group_id)
-    # Retention may remove a segment at any time: what is there is asked once, for both.
+    # Retention may remove a segment at any time, so one check serves both fields.
     readable = [store.holds(sample.location) for sample in stored]
     samples = [sample_view(sample, has_body=has_body) for sample, has_body in zip(stored, readable, strict=True)]
     if bodies:
@@ -59,13 +59,13 @@ async def show_group(run_id: str, group_id: str, services: Server, bodies: bool 
 async def closed_groups(
     run_id: str, services: Server, after: Annotated[int, Query(ge=0)] = 0, wait_s: Annotated[float, Query(ge=0)] = 0.0
 ) -> dict[str, Any]:
-    """Groups that take no more samples, from number ``after`` on; waits up to ``wait_s`` for the next one."""
+    """Groups that closed after number ``after``; waits up to ``wait_s`` for the next one."""
     wait_s = min(wait_s, services.settings.max_wait_s)
     return await follow_closed(services.buffer.get(run_id), after, wait_s)
 
 
 async def follow_closed(entry: LiveRun, after: int, wait_s: float) -> dict[str, Any]:
-    """The feed of closed groups, for its native route and for run processes."""
+    """The feed of closed groups, for the native route and for run processes."""
     deadline = Deadline(wait_s)
     groups = entry.buffer.groups
     while groups.num_closed <= after and not entry.run.has_ended and await deadline.wait(entry.buffer.news):
@@ -75,5 +75,5 @@ async def follow_closed(entry: LiveRun, after: int, wait_s: float) -> dict[str, 
 
 @router.get("/skip_instance_ids")
 async def skip_instance_ids(run_id: str, services: Server) -> dict[str, Any]:
-    """The ids, with multiplicity, that need not be generated for this run any more."""
+    """The ids that this run need not generate again, one entry per finished epoch."""
     return {"skip_instance_ids": await resume.skip_instance_ids(services.buffer.get(run_id).buffer)}

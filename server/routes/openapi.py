@@ -1,6 +1,6 @@
-"""What the document at ``/openapi.json`` says beyond what the framework finds out by itself.
+"""Additions to the framework's document at ``/openapi.json``.
 
-That is the routes that carry samples, which the framework does not serve, and the bodies that routes read themselves.
+The framework does not know the routes that carry samples, or the bodies that routes read themselves.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from forebay.server.routes.weights import ContinueRequest, PauseRequest, WeightV
 
 
 class StartBody(RunSettings):
-    """What a start takes. All of it is handed to ``run_rollout``: what is not listed here is the generator's."""
+    """Body of a start. All of it is passed to ``run_rollout``; unlisted fields are the generator's own."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -72,13 +72,13 @@ _SAMPLES = {"oneOf": [_SAMPLE, {"type": "array", "items": _SAMPLE}]}
 SAMPLE_PATHS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "/buffer/write": ("slime", "Store one sample of the default stream's run.", _SAMPLE),
     "/s/{name}/buffer/write": ("slime", "Store one sample of a named stream's run.", _SAMPLE),
-    "/w/{run_key}/buffer/write": ("run process", "Store one sample of the run that the key opens.", _SAMPLE),
-    "/w/{run_key}/samples": ("run process", "Store samples of the run that the key opens.", _SAMPLES),
+    "/w/{run_key}/buffer/write": ("run process", "Store one sample of the run with this key.", _SAMPLE),
+    "/w/{run_key}/samples": ("run process", "Store samples of the run with this key.", _SAMPLES),
     "/get_rollout_data": ("slime", "Read finished groups of the default stream.", _SLIME_READ),
     "/s/{name}/get_rollout_data": ("slime", "Read finished groups of a named stream.", _SLIME_READ),
     "/buffer/read": ("slime", "Read finished groups, waiting for them if asked to.", _WAITING_READ),
-    "/s/{name}/buffer/read": ("slime", "The same for a named stream.", _WAITING_READ),
-    "/v1/runs/{run_id}/samples": ("samples", "Store one sample or an array; each gets its verdict.", _SAMPLES),
+    "/s/{name}/buffer/read": ("slime", "Read finished groups of a named stream, waiting for them.", _WAITING_READ),
+    "/v1/runs/{run_id}/samples": ("samples", "Store one sample or an array; each gets its own result.", _SAMPLES),
     "/v1/runs/{run_id}/batches": ("batches", "Lease whole groups, waiting up to wait_s for them.", _BATCH),
 }
 
@@ -94,20 +94,20 @@ BODIES: dict[tuple[str, str], type[BaseModel]] = {
     ("post", f"{_RUN}/engines/pause"): PauseRequest,
     ("post", f"{_RUN}/engines/continue"): ContinueRequest,
 }
-"""The bodies that routes of the framework read themselves, within the limits for bodies."""
+"""Bodies that the framework's routes read themselves, within the limits on bodies."""
 
 
 def complete_document(app: FastAPI) -> None:
-    """Let ``app.openapi()`` name the routes of samples and all bodies, and ``app`` answer 405 on paths of samples.
+    """Add the sample routes and all bodies to ``app.openapi()``, and make ``app`` answer 405 on paths of sample routes.
 
-    To be called when ``app`` has all its routes.
+    Call it once ``app`` has all its routes.
     """
-    # Last: where the framework has a route for another method, that one answers.
+    # Last: if the framework has a route for another method, that route answers.
     app.router.routes += [Route(path, _OtherMethods(app, path), include_in_schema=False) for path in SAMPLE_PATHS]
     framework = app.openapi
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:  # FastAPI keeps the document that it made, and these paths in it
+        if app.openapi_schema is None:  # FastAPI caches the document, with these paths in it
             document = framework()
             for path, described in SAMPLE_PATHS.items():
                 document["paths"].setdefault(path, {})["post"] = _operation(path, *described)
@@ -128,7 +128,7 @@ def _add_bodies(document: dict[str, Any]) -> None:
 
 
 class _OtherMethods:
-    """Answers on a path of samples where the framework has no route: with what the document says is allowed there."""
+    """Answers 405 on the path of a sample route, with the methods that the document allows there."""
 
     def __init__(self, app: FastAPI, path: str) -> None:
         self._app = app

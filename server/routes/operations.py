@@ -1,4 +1,4 @@
-"""Health and metrics."""
+"""Health, metrics and retention."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
@@ -26,14 +26,14 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Whether the process answers."""
+    """Report that the process answers."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
 async def readyz(services: Server, response: Response) -> dict[str, Any]:
-    """Whether samples are taken; 503 while the disk refuses them. Runs of which nothing comes are only named."""
-    # A run of which nothing comes is its trainer's matter: a 503 would take the server from all the others.
+    """Whether samples are accepted; 503 while the disk refuses them. Runs without progress are only listed."""
+    # A run without progress concerns its own trainer: a 503 would take the server from all other runs.
     is_ready = services.buffer.is_healthy
     response.status_code = 200 if is_ready else 503
     stalled = [e.run.run_id for e in services.buffer.entries if e.buffer.is_stalled and e.run.state in WORKING]
@@ -60,33 +60,33 @@ def _retention_text(num_bytes_over: int) -> str:
 
 @router.post("/v1/gc")
 async def collect(services: Server) -> dict[str, Any]:
-    """Remove segments that nobody can ask for any more; what was removed, and what is kept for which reason."""
+    """Remove unreachable segments; return what was removed, and what is kept for which reason."""
     return msgspec.to_builtins(await services.retention.collect())  # type: ignore[no-any-return]
 
 
 def _alarms(buffer: Buffer) -> dict[str, dict[str, Any]]:
-    """Of the runs that have not ended, those whose groups come to nothing, one after the other."""
+    """Alarms of runs that have not ended and that lose group after group."""
     found = {entry.run.run_id: alarm_view(entry) for entry in buffer.entries if not entry.run.has_ended}
     return {run_id: alarm for run_id, alarm in found.items() if alarm is not None}
 
 
 @router.get("/metrics")
 async def metrics(services: Server) -> Response:
-    """Everything in Prometheus' text format."""
+    """All metrics in the Prometheus text format."""
     await services.trace_upkeep.read_on()
     return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _total(counts: Iterable[Mapping[K, int]]) -> Counter[K]:
     total = Counter[K]()
-    for each in filter(None, counts):  # of thousands of runs most have nothing to add
+    for each in filter(None, counts):  # of thousands of runs, most have nothing to add
         total.update(each)
     return total
 
 
 def snapshot(buffer: Buffer, upkeep: TraceUpkeep) -> Snapshot:
-    """The numbers of all runs together, as ``telemetry.metrics`` declares them."""
-    # By no run's name: Prometheus keeps a series for each value of a label that it has ever seen.
+    """Totals over all runs, as declared in ``telemetry.metrics``."""
+    # No label per run: Prometheus keeps a series for each label value that it has ever seen.
     entries = buffer.entries
     groups = [entry.buffer.groups for entry in entries]
     counts = _total(entry.buffer.counts for entry in entries)

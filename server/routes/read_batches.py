@@ -1,4 +1,4 @@
-"""Handing batches out."""
+"""Routes that lease batches and send them."""
 
 import asyncio
 import time
@@ -26,9 +26,9 @@ from forebay.web.request_models import Count, LeaseSeconds, Step, WaitSeconds, p
 
 
 class SlimeReadBody(BaseModel):
-    """Of ``/get_rollout_data`` and ``/buffer/read``.
+    """Body of ``/get_rollout_data`` and ``/buffer/read``.
 
-    More than there is, however much, is no mistake of slime's client; an empty body asks for everything.
+    slime's client may ask for more rows than there are, without an error; an empty body asks for everything.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -39,12 +39,12 @@ class SlimeReadBody(BaseModel):
 
     @property
     def wait_s(self) -> float:
-        """Seconds to wait; none unless asked to."""
+        """Seconds to wait; 0 unless the client asks for more."""
         return self.timeout if self.wait else 0.0
 
 
 class BatchRequest(BaseModel):
-    """``/v1/runs/{run_id}/batches``."""
+    """Body of ``/v1/runs/{run_id}/batches``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,12 +64,12 @@ class BatchRequest(BaseModel):
 
 
 class BatchRoute(SampleRoute):
-    """Leases a batch, sends it, and gives it back unless the last byte went out to a client that was still there."""
+    """Leases a batch and sends it; releases it unless a connected client was sent the last byte."""
 
     async def deliver(self, call: SampleCall, request: ReadRequest, wait_s: float) -> bool:
-        """Whether the request could be satisfied."""
+        """Send a batch; return whether there was one."""
         wait_s = min(wait_s, call.services.settings.max_wait_s)
-        # The body has come: what is received from now on can only be the client's end.
+        # The body is complete: the next message can only be a disconnect.
         client = asyncio.create_task(until_gone(call.receive))
         read = call.services.traces.reads(call.entry.run.run_id).begin(request)
         try:
@@ -98,25 +98,25 @@ class BatchRoute(SampleRoute):
                 has_arrived = await send_reply(call.send, reply, client.done, lambda: delivery.confirm(batch))
         except StorageFailed as error:
             await delivery.broken(batch, error)
-            if has_begun:  # there is no way to say so any more: the connection is closed
+            if has_begun:  # the reply has started, so the error can only close the connection
                 raise ClientGone from error
             raise
         finally:
             if has_arrived:
                 delivery.leases.arrived(batch.batch_id)
-            else:  # the client went away: its groups are for the next one
+            else:  # the client disconnected: its groups go to the next one
                 delivery.leases.abandoned(batch.batch_id)
         read.ended(is_sent=has_arrived)
         call.services.metrics.read_seconds.observe(time.perf_counter() - began_s)
 
     async def reply(self, call: SampleCall, batch: LeasedBatch) -> HttpReply:
-        """The reply with the batch in it."""
+        """The reply that carries the batch."""
         rows, frame = batch.rows, self.frame(batch)
-        # Rows that a hook has finished, or whose arrays must become lists, do not lie in the store as they go out.
+        # Rows finished by a hook, or with arrays to turn into lists, differ from what the store has.
         may_be_direct = DirectBody.of(call.scope) is not None and not rows.is_whole and not rows.may_be_binary
         pieces = rows.outbound() if may_be_direct else None
         if pieces is not None:
-            # What is wrong with the first ones is answered; a reply that has begun can only be broken off.
+            # Errors in the first pieces get an error reply; a reply that has begun can only be broken off.
             await rows.prove(PROVED_BYTES)
             whole = [frame[0], *pieces, frame[1]]
             num_bytes = sum(map(num_sent, whole))
@@ -127,35 +127,35 @@ class BatchRoute(SampleRoute):
         await rows.measure()
         if rows.is_whole and rows.may_be_binary:
             return _whole([frame[0], *_joined(await json_rows(list(rows))), frame[1]], JSON_HEADER)
-        # Each row is measured with a comma behind it; the last one is cut off where it is sent.
+        # Each row is measured with a trailing comma; the last comma is dropped when it is sent.
         num_bytes = rows.num_bytes - min(1, len(rows)) + sum(map(len, frame))
         return HttpReply(JSON_HEADER, num_bytes, _framed(frame, rows))
 
     async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> LeasedBatch | None:
-        """The batch, whose lease may still be on its way to the disk while all but the end of it is sent."""
+        """Lease a batch. The lease may still be on its way to disk while all but the end of the reply is sent."""
         return await delivery.prepare(request, wait_s)
 
     @abstractmethod
     def frame(self, batch: LeasedBatch) -> tuple[bytes, bytes]:
-        """What stands before and after the rows of a batch in its reply."""
+        """The bytes before and after a batch's rows in its reply."""
 
 
 class SlimeRead(SlimeRoute, BatchRoute):
-    """``/get_rollout_data`` and ``/buffer/read``."""
+    """Serves ``/get_rollout_data`` and ``/buffer/read``."""
 
     async def answer(self, call: SampleCall) -> None:
         asked = parse(SlimeReadBody, call.body.data or b"{}")
         message = "No data available to read" if asked.batch_size is None else "fewer rows are ready than batch_size"
         try:
             is_sent = await self.deliver(call, ReadRequest(batch_size=asked.batch_size, is_slime=True), asked.wait_s)
-        except StorageFailed as error:  # slime's client gives up on anything but 200
+        except StorageFailed as error:  # slime's client stops on any status except 200
             is_sent, message = False, error.message
         if not is_sent:
             data = {"data": [], "meta_info": call.entry.delivery.meta_info()}
             await send_json(call.send, 200, encode({"success": False, "message": message, "data": data}))
 
     async def lease(self, delivery: Delivery, request: ReadRequest, wait_s: float) -> LeasedBatch | None:
-        # Waits for the disk before the first byte: slime's client can be told of a failure, but not of half a reply.
+        # Waits for the disk before the first byte: slime's client understands a failure, but not half a reply.
         return await delivery.read(request, wait_s)
 
     def frame(self, batch: LeasedBatch) -> tuple[bytes, bytes]:
@@ -164,7 +164,7 @@ class SlimeRead(SlimeRoute, BatchRoute):
 
 
 class NativeRead(BatchRoute):
-    """``/v1/runs/{run_id}/batches``."""
+    """Serves ``/v1/runs/{run_id}/batches``."""
 
     async def answer(self, call: SampleCall) -> None:
         asked = parse(BatchRequest, call.body.data or b"{}")
@@ -193,17 +193,17 @@ class NativeRead(BatchRoute):
         are_foreign = chain.from_iterable(staged.are_foreign for staged in batch.staged)
         if foreign_rows := [place for place, is_foreign in enumerate(are_foreign) if is_foreign]:
             head["foreign_rows"] = foreign_rows
-        # The rows are bytes from the store: the object around them is encoded without them, and cut open.
+        # The rows are bytes from the store: the enclosing object is encoded without them, then split.
         return encode(head)[:-1] + b',"data":[', b'],"meta_info":' + encode(batch.meta_info) + b"}"
 
 
 def _group_sizes(batch: LeasedBatch) -> list[int]:
-    """The rows of each group."""
+    """Number of rows per group."""
     return [len(staged.rows) for staged in batch.staged]
 
 
 def _joined(rows: Iterable[Parts]) -> Pieces:
-    """The rows with commas between them, without copying them."""
+    """The rows joined by commas, without copying them."""
     pieces: Pieces = []
     for row in rows:
         pieces += row
@@ -219,7 +219,7 @@ def _whole(pieces: Pieces, kind: Header) -> HttpReply:
 
 
 async def _framed(frame: tuple[bytes, bytes], rows: ReplyRows) -> AsyncIterator[Pieces]:
-    """The rows, some at a time, with commas between them, and what stands before and after them."""
+    """The frame and the rows between its parts, joined by commas, some rows at a time."""
     yield [frame[0]]
     num_left = len(rows)
     async for chunk in rows.chunks():
@@ -229,11 +229,11 @@ async def _framed(frame: tuple[bytes, bytes], rows: ReplyRows) -> AsyncIterator[
 
 
 async def _unless_gone(client: "asyncio.Task[None]", work: Awaitable[LeasedBatch | None]) -> LeasedBatch | None:
-    """Await ``work``, unless the client goes away first: then it is cancelled. Raises ``ClientGone``."""
+    """Await ``work``, or cancel it if the client disconnects first. Raises ``ClientGone``."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task, client}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():  # also if the client left at the same moment: a lease that was taken must be given back
+        if task.done():  # even if the client left at the same moment: a lease that was taken must be released
             return task.result()
         raise ClientGone
     finally:

@@ -1,4 +1,4 @@
-"""What a run process asks of the server, and reports to it. The key in the path opens this one run."""
+"""Requests and reports of a run process. The key in the path gives access to this one run."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
@@ -26,9 +26,9 @@ from forebay.server.services import Services, services_of
 from forebay.web.request_models import parse_request
 
 GROUPS_AT_ONCE = 100
-"""Between them other requests have their turn."""
+"""Groups handled before other requests get a turn."""
 MAX_REPORT_BYTES = 2 << 20
-"""Decoded in one piece on the loop, which takes up to half a second."""
+"""A report is decoded in one piece on the event loop, which takes up to half a second."""
 Server = Annotated[Services, Depends(services_of)]
 
 router = APIRouter(prefix="/w/{run_key}", tags=["run process"])
@@ -36,9 +36,9 @@ router = APIRouter(prefix="/w/{run_key}", tags=["run process"])
 
 @router.get("/plan")
 async def plan(run_key: str, services: Server) -> dict[str, Any]:
-    """What the run holds already: groups to leave alone, and the slots of incomplete groups that are there.
+    """What the run has already: groups to leave alone, and filled slots of incomplete groups.
 
-    Who asks begins anew: no group ages until it is announced.
+    Asking resets the run's groups: no group ages until it is announced again.
     """
     entry = services.buffer.by_key(run_key)
     replay = await _replay(entry.run, services.recorded)
@@ -53,7 +53,7 @@ def _plan(entry: LiveRun) -> dict[str, Any]:
     closed, taken = [], []
     for group in groups.by_id.values():
         key = (group.instance_id, group.row.epoch)
-        # A full group is judged when somebody reads; no sample of it need be made once more.
+        # A full group is judged at the next read; none of its samples must be generated again.
         if group.state is not GroupState.OPEN or groups.is_full(group):
             closed.append(key)
         elif group.slots:
@@ -74,7 +74,7 @@ def _plan(entry: LiveRun) -> dict[str, Any]:
 
 
 async def _replay(run: Run, recorded: RecordedGroups) -> dict[str, Any] | None:
-    """How the run uses what another one recorded, if its process does that."""
+    """How the run's process uses another run's recording; None if it does not."""
     options = ReplayOptions.parse(run.payload.get("replay"))
     if options is None or not options.needs_process:
         return None
@@ -82,25 +82,25 @@ async def _replay(run: Run, recorded: RecordedGroups) -> dict[str, Any] | None:
 
 
 def _other_uids(run_id: str, group: SampleGroup) -> list[str]:
-    """The uids that a group's samples have, but for those made of their slot: no other rollout may take them."""
+    """Uids of a group's samples that are not derived from their slot; no other rollout may use them."""
     rows = (sample.row for sample in group.samples)
     return [row.uid for row in rows if row.uid != rollout_uid(run_id, row.group_id, row.slot)]
 
 
 @router.post("/gateway")
 async def gateway(run_key: str, services: Server) -> dict[str, str]:
-    """Have the gateway running and this run known to it: its address, and the key that opens rollouts of this run."""
+    """Start the gateway, register this run, and return its address and the key that opens rollouts."""
     return await services.gateway.admit(services.buffer.by_key(run_key).run)
 
 
 @router.post("/progress")
 async def progress(run_key: str, request: Request, services: Server) -> dict[str, Any]:
-    """Note what the generator is doing. Groups are announced before their first rollout, so that deadlines count."""
+    """Record the generator's progress. Groups are announced before their first rollout, so that deadlines count."""
     body = await request.body()
     if len(body) > MAX_REPORT_BYTES:
-        raise InvalidInput(f"a report of {len(body)} bytes, of at most {MAX_REPORT_BYTES}", field="body")
+        raise InvalidInput(f"the report must have at most {MAX_REPORT_BYTES} bytes (got {len(body)})", field="body")
     report = _read_report(body)
-    entry = services.buffer.by_key(run_key)  # after the body: what was found before it may have been replaced since
+    entry = services.buffer.by_key(run_key)  # after the body: the entry may have been replaced while it was read
     _check_counts(report, entry.run)
     for first in range(0, max(1, len(report.opened)), GROUPS_AT_ONCE):
         await announce(entry.buffer, report.opened[first : first + GROUPS_AT_ONCE])
@@ -128,15 +128,15 @@ def _tally(report: ProgressReport, run: Run) -> Tally:
 
 
 def _check_counts(report: ProgressReport, run: Run) -> None:
-    """Raise ``InvalidInput`` if the run would have too many names of counts."""
+    """Raise ``InvalidInput`` if the run would have too many count names."""
     num_names = len(_tally(report, run).totals.keys() | (report.counts or {}).keys())
     if num_names > MAX_COUNT_NAMES:
-        message = f"counts: {num_names} names over all processes of the run, of at most {MAX_COUNT_NAMES}"
+        message = f"counts: at most {MAX_COUNT_NAMES} names over all processes of the run (got {num_names})"
         raise InvalidInput(message, hint="count under fewer names", field="counts")
 
 
 def _apply(report: ProgressReport, run: Run) -> bool:
-    """Change ``run`` as reported; whether anything is different now."""
+    """Apply the report to ``run``; return whether anything changed."""
     reported = {
         "is_gateway_waiting" if report.is_gateway else "is_waiting_for_engine": report.waiting_for_engine,
         "is_held": report.held,
@@ -169,7 +169,7 @@ async def closed_groups(
     paused: bool = False,
     still: bool | None = None,
 ) -> dict[str, Any]:
-    """The feed of closed groups, as under ``/v1``; with ``seen``, the trainer's step and standstills as well."""
+    """The feed of closed groups, as under ``/v1``; ``seen`` adds the trainer's step and pauses."""
     entry, wait_s = services.buffer.by_key(run_key), min(wait_s, services.settings.max_wait_s)
     if seen is None:
         return await follow_closed(entry, after, wait_s)
@@ -188,7 +188,7 @@ async def recorded(
     instance_id: Annotated[str, Query(description="as JSON")],
     epoch: Annotated[int, Query(ge=0, lt=1 << 63)],
 ) -> StreamingResponse:
-    """The samples that the run's recording has of a group, or of another epoch in its place (mode `repeat`)."""
+    """The recorded samples of a group, or those of another epoch in its place (mode `repeat`)."""
     instance = _instance(instance_id, epoch, group_id)
     run = services.buffer.by_key(run_key).run
     found = await services.recorded.find(run, instance, epoch)

@@ -1,4 +1,4 @@
-"""Runs: start, list, inspect, stop, read the log; and the generators that they can be started with."""
+"""Runs: start, list, inspect, stop, read the log; and the generators available for a start."""
 
 import asyncio
 from enum import Enum
@@ -20,9 +20,9 @@ RUNS: list[str | Enum] = ["runs"]
 
 @router.post("/runs", status_code=201, tags=RUNS)
 async def start(request: Request, services: Server) -> dict[str, Any]:
-    """Start a run. The whole object is handed to ``run_rollout``; ``name`` is a label, ``run_id`` attaches to a run."""
+    """Start a run. The whole object is passed to ``run_rollout``; ``name`` is a label, ``run_id`` attaches to a run."""
     payload = parse_request(await request.body())
-    # A name of null is none: clients send the fields that they have no value for.
+    # A null name means none: clients send fields that they have no value for.
     run = await services.runs.start(payload, check_name(str(payload.get("name") or "")), "native")
     return _view(run.run_id, services)
 
@@ -35,9 +35,9 @@ async def list_runs(
     name: str | None = None,
     prefix: str = "",
 ) -> dict[str, Any]:
-    """A page of runs, newest first, and what is stored of all; ``before`` is the last ``run_id`` of the page before.
+    """List a page of runs, newest first, and the total storage; ``before`` is the last ``run_id`` of the previous page.
 
-    ``name`` selects the runs with this name, ``prefix`` those whose id or name begins with it.
+    ``name`` selects runs with this name, ``prefix`` runs whose id or name begins with it.
     """
     runs = iter([entry.run for entry in reversed(services.buffer.entries)])
     if before:
@@ -53,21 +53,21 @@ async def list_runs(
 
 @router.get("/runs/{run_id}", tags=RUNS)
 async def show(run_id: str, services: Server) -> dict[str, Any]:
-    """One run: its state, and its groups and samples in numbers."""
+    """One run: its state, and counts of its groups and samples."""
     return _view(run_id, services)
 
 
 @router.post("/runs/{run_id}/stop", tags=RUNS)
 async def stop(run_id: str, services: Server) -> dict[str, Any]:
-    """End the run's process. Its data stays, and what is complete can still be read."""
+    """Stop the run's process. Its data is kept, and complete groups can still be read."""
     await services.runs.stop(run_id)
     return _view(run_id, services)
 
 
 @router.delete("/runs/{run_id}", tags=RUNS)
 async def remove(run_id: str, services: Server) -> dict[str, Any]:
-    """Remove a run that has ended, with everything that is stored of it."""
-    # Its trace could make its folder again.
+    """Remove a run that has ended, with all its stored data."""
+    # An open trace could create the run's folder again.
     await asyncio.to_thread(services.traces.get(services.buffer.get(run_id).run.run_id).rest)
     await services.runs.remove(run_id, services.retention)
     services.traces.forget(run_id)
@@ -78,7 +78,7 @@ async def remove(run_id: str, services: Server) -> dict[str, Any]:
 async def log(
     run_id: str, services: Server, lines: Annotated[int, Query(ge=1, le=10_000)] = 100, uid: str | None = None
 ) -> dict[str, Any]:
-    """The last lines that the run's processes printed, or with ``uid`` the agent of that sample, if it is a command."""
+    """The last lines that the run's processes printed; with ``uid``, those of a sample's agent that is a command."""
     if uid is None:
         return {"lines": await services.runs.log_tail(run_id, lines)}
     return {"lines": await services.runs.agent_log_tail(run_id, uid, lines)}
@@ -86,7 +86,7 @@ async def log(
 
 @router.get("/generators", tags=["generators"])
 async def list_generators(services: Server) -> dict[str, Any]:
-    """Look again, and list every file with its task type, hooks and status; failed ones with their traceback."""
+    """Rescan and list every generator file with its task type, hooks and status; failed ones with a traceback."""
     return {"generators": [info.as_json() for info in await services.catalog.scan()]}
 
 

@@ -1,4 +1,4 @@
-"""The routes that carry samples, as plain ASGI: they answer before the framework is asked."""
+"""The routes that carry samples, as plain ASGI; they answer before the framework is asked."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,7 +17,7 @@ FindRun = Callable[[Buffer, str], LiveRun]
 
 
 class SampleCall(NamedTuple):
-    """One request: its run, its body, and the wire."""
+    """One request: its run, its body, and its connection."""
 
     services: Services
     entry: LiveRun
@@ -27,16 +27,16 @@ class SampleCall(NamedTuple):
     send: Send
 
     def header(self, name: bytes) -> bytes:
-        """The value of a header, given in lower case; several are joined with commas."""
+        """The value of a header (name in lower case); repeated headers are joined with commas."""
         return b",".join(value for key, value in self.scope["headers"] if key == name)
 
 
 class SampleRoute(ABC):
-    """Answers one kind of request, and gives errors its own form. Keeps nothing of a request."""
+    """Answers one kind of request and formats its errors. Keeps no state of a request."""
 
     @abstractmethod
     async def answer(self, call: SampleCall) -> None:
-        """Do what the route is for."""
+        """Handle the request."""
 
     def error_reply(self, error: ForebayError) -> dict[str, object]:
         """The body of an error reply."""
@@ -44,14 +44,14 @@ class SampleRoute(ABC):
 
 
 class SlimeRoute(SampleRoute):
-    """Has errors in slime's envelope."""
+    """Wraps errors in slime's envelope."""
 
     def error_reply(self, error: ForebayError) -> dict[str, object]:
         return envelope(error)
 
 
 SamplePaths = dict[tuple[str, str], tuple[SampleRoute, FindRun]]
-"""By the beginning of a path and its end, between which the run is named: its route, and how that finds its run.
+"""Routes by the start and the end of a path, with how each finds its run from the text between them.
 
 ``openapi.SAMPLE_PATHS`` lists them in full.
 """
@@ -66,7 +66,7 @@ def by_name(buffer: Buffer, name: str) -> LiveRun:
 
 
 def by_name_to_write(buffer: Buffer, name: str) -> LiveRun:
-    """The same for a writer, whose error is a 404. Raises ``RunNotFound``."""
+    """The run of ``name`` for a writer, whose error is a 404. Raises ``RunNotFound``."""
     try:
         return by_name(buffer, name)
     except NoRun as error:
@@ -74,7 +74,7 @@ def by_name_to_write(buffer: Buffer, name: str) -> LiveRun:
 
 
 class SampleRouter:
-    """Takes the paths of samples, passes everything else on to ``app``."""
+    """Serves the paths of sample routes and passes all others on to ``app``."""
 
     def __init__(self, app: ASGIApp, services: Services, paths: SamplePaths) -> None:
         self._app = app
@@ -88,21 +88,21 @@ class SampleRouter:
             return
         (route, find), name = found
         services, body = self._services, None
-        # No layer more than these: a write has a few dozen microseconds in all.
+        # No further layers: a write has a budget of a few dozen microseconds.
         try:
-            find(services.buffer, name)  # before the body: an unknown run costs no room for it
+            find(services.buffer, name)  # before the body: an unknown run reserves no room for it
             body = await services.bodies.read(scope, receive)
             await route.answer(SampleCall(services, find(services.buffer, name), body, scope, receive, send))
         except ForebayError as error:
             await send_json(send, error.status, encode(route.error_reply(error)), error_headers(error))
-        except ClientGone:  # nobody is there to be answered
+        except ClientGone:  # no client is left to answer
             pass
         finally:
             if body is not None:
                 body.free()
 
     def _match(self, path: str) -> tuple[tuple[SampleRoute, FindRun], str] | None:
-        """The route of a POST to ``path``, and what names its run; None if the path is not one of samples."""
+        """The route for a POST to ``path`` and the text that names its run; None if ``path`` carries no samples."""
         found = self._paths.get(("", path[1:]))
         if found is not None:
             return found, ""

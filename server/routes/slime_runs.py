@@ -1,4 +1,4 @@
-"""slime's routes, apart from those that carry samples; once at the root, and once for every named stream."""
+"""slime's routes except those that carry samples, at the root and once for every named stream."""
 
 import asyncio
 import time
@@ -24,16 +24,16 @@ MAX_REFUSALS = 256
 
 
 class Refusals:
-    """Remembers refused starts, so that a client which repeats one without pause waits for its answer."""
+    """Remembers refused starts, to delay the answer to a client that repeats one without pause."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, float] = {}
 
     def is_repeated(self, body: bytes) -> bool:
-        """Whether the same body was refused lately; notes this refusal."""
+        """Record this refusal; return whether the same body was refused recently."""
         key, now_s = blake2b(body, digest_size=16).digest(), time.monotonic()
         is_repeated = now_s - self._seen.get(key, -REMEMBER_REFUSALS_S) < REMEMBER_REFUSALS_S
-        self._seen.pop(key, None)  # to the end of the order: the oldest goes first
+        self._seen.pop(key, None)  # to the end of the order: the oldest is dropped first
         self._seen[key] = now_s
         while len(self._seen) > MAX_REFUSALS:
             del self._seen[next(iter(self._seen))]
@@ -43,20 +43,20 @@ class Refusals:
 @router.get("/")
 @router.get("/s/{name}/")
 async def greet(name: str = "") -> dict[str, Any]:
-    """Say that the buffer is alive."""
+    """Report that the buffer is alive."""
     return {"message": "Forebay rollout buffer is running", "name": name}
 
 
 @router.post("/start_rollout")
 @router.post("/s/{name}/start_rollout")
 async def start_rollout(request: Request, services: Server, name: str = "") -> dict[str, Any]:
-    """Start a run under ``name``, or attach to the one that the payload or its ``skip_instance_ids`` belong to."""
+    """Start a run under ``name``, or attach to the run that the payload or its ``skip_instance_ids`` belong to."""
     body = await request.body()
     try:
         run = await services.runs.start(parse_request(body), check_name(name), "slime")
     except ForebayError:
         refusals: Refusals = request.app.state.refusals
-        if refusals.is_repeated(body):  # slime's client tries again at once, for ever
+        if refusals.is_repeated(body):  # slime's client retries at once, forever
             await asyncio.sleep(services.settings.refuse_hold_s)
         raise
     # slime's client prints the reply.
@@ -70,13 +70,13 @@ async def start_rollout(request: Request, services: Server, name: str = "") -> d
 async def peek(services: Server, name: str = "") -> dict[str, Any]:
     """Preview the oldest groups that could be read, without taking them."""
     entry = by_name(services.buffer, name)
-    # A preview: bodies are read from the disk, and samples are as large as they like.
+    # Only a preview: bodies are read from disk, and samples may be large.
     groups = entry.buffer.groups.in_state(GroupState.READY, GroupState.OPEN)[:5]
     data = []
     for group in groups:
         samples = group.samples[:2]
         bodies = await entry.buffer.json_bodies(samples)
-        # A reward of true is 1 for whoever reads.
+        # Readers get 1 for a reward of true.
         rewards = [{} if sample.row.reward is None else {"reward": sample.row.reward} for sample in samples]
         data += [parse_object(body) | reward for body, reward in zip(bodies, rewards, strict=True)]
     return {"success": True, "message": f"{len(data)} samples", "data": {"data": data, "meta_info": {}}}
@@ -85,7 +85,7 @@ async def peek(services: Server, name: str = "") -> dict[str, Any]:
 @router.get("/buffer/stats")
 @router.get("/s/{name}/buffer/stats")
 async def stats(services: Server, name: str = "") -> dict[str, Any]:
-    """Count what is buffered, and what came and went."""
+    """Counts of what is buffered, received and delivered."""
     entry = by_name(services.buffer, name)
     buffer = entry.buffer
     data = {
@@ -100,7 +100,7 @@ async def stats(services: Server, name: str = "") -> dict[str, Any]:
 @router.get("/rollout_status")
 @router.get("/s/{name}/rollout_status")
 async def rollout_status(services: Server, name: str = "") -> dict[str, Any]:
-    """How the run of ``name`` is doing, as ``job``; null if none was started."""
+    """The status of the run of ``name``, as ``job``; null if none was started."""
     entry = services.buffer.newest(name)
     return {"job": None if entry is None else _job(entry.run)}
 
@@ -108,7 +108,7 @@ async def rollout_status(services: Server, name: str = "") -> dict[str, Any]:
 @router.post("/stop_rollout")
 @router.post("/s/{name}/stop_rollout")
 async def stop_rollout(services: Server, name: str = "") -> dict[str, Any]:
-    """Stop the run of ``name``, and answer when its process has ended. Its groups can still be read."""
+    """Stop the run of ``name``; replies once its process has ended. Its groups can still be read."""
     entry = services.buffer.newest(name)
     if entry is None:
         return {"had_job": False, "stopped": True, "job": None}

@@ -1,6 +1,6 @@
-"""A batch as its reader wants it: its rows as JSON, or their arrays as tensors.
+"""Encodes a batch as its reader asks: rows as JSON, or their arrays as tensors.
 
-Tensors of binary samples are read while they are sent: no more than a stretch of them is in memory.
+Tensors of binary samples are read while they are sent, so that only one stretch of them is in memory.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from forebay.web.replies import HttpReply
 
 Pieces = list[bytes | memoryview]
 Stored = Slice | bytes | memoryview
-"""A piece of a blob that may be in the store alone."""
+"""A piece of a blob; a ``Slice`` is only in the store."""
 Frame = tuple[bytes, bytes]
 P_co = TypeVar("P_co", covariant=True)
 
 TENSORS_HEADER = (b"content-type", TENSORS_TYPE.encode())
 BYTES_PER_TURN = 1 << 20
-"""Of arrays that are turned into text or back, before other work of the server gets its turn."""
+"""Array bytes converted to text or back before other work of the server gets a turn."""
 STRETCH_BYTES = 1 << 20
-"""What is read at a time."""
+"""Bytes read at a time."""
 
 
 def wants_tensors(accept: bytes) -> bool:
@@ -47,7 +47,7 @@ class Blob(NamedTuple, Generic[P_co]):
 
 
 async def json_rows(rows: Sequence[Parts]) -> Sequence[Parts]:
-    """The rows as JSON: those of binary samples with their arrays as lists. The others stay as they are."""
+    """The rows as JSON. Arrays of binary samples become lists; other rows are unchanged."""
     if not any(is_binary(row[0]) for row in rows):
         return rows
     made: list[Parts] = []
@@ -65,9 +65,9 @@ async def json_rows(rows: Sequence[Parts]) -> Sequence[Parts]:
 async def tensor_blob(
     rows: Sequence[Parts], group_sizes: Sequence[int], head: bytes, tail: bytes
 ) -> Blob[bytes | memoryview]:
-    """A safetensors blob. ``head`` and ``tail`` are what the rows stand between in a JSON reply, which ``rest`` holds.
+    """Make a safetensors blob. ``head`` and ``tail`` enclose the rows in a JSON reply; the blob has both as ``rest``.
 
-    ``group_sizes`` are the rows of each group.
+    ``group_sizes`` has the number of rows of each group.
     """
     turn = _Turn()
     made = []
@@ -78,7 +78,7 @@ async def tensor_blob(
 
 
 def make_blob(rows: Sequence[TokenRow[P]], group_sizes: Sequence[int], head: bytes, tail: bytes) -> Blob[P]:
-    """The blob of these rows."""
+    """Make the blob of these rows."""
     rest = [head, b",".join(row.rest for row in rows), tail]
     tensors = columns(rows, group_sizes, rest)
     first = blob_head([(tensor.name, tensor.dtype, tensor.num_items) for tensor in tensors], {"format": "forebay"})
@@ -87,13 +87,13 @@ def make_blob(rows: Sequence[TokenRow[P]], group_sizes: Sequence[int], head: byt
 
 
 class _Turn:
-    """Lets other work go on now and then."""
+    """Gives other work a turn now and then."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
 
     async def did(self, num_bytes: int) -> None:
-        """Note that so much was done."""
+        """Count ``num_bytes`` as done, and yield to the loop if it is time."""
         self._num_bytes += num_bytes
         if self._num_bytes >= BYTES_PER_TURN:
             self._num_bytes = 0
@@ -103,13 +103,13 @@ class _Turn:
 async def tensor_reply(
     scope: Scope, buffer: RunBuffer, rows: ReplyRows, group_sizes: Sequence[int], frame: Frame
 ) -> HttpReply:
-    """The reply with these rows as tensors. ``frame`` is what they stand between in a JSON reply.
+    """The reply with these rows as tensors. ``frame`` encloses the rows in a JSON reply.
 
-    ``group_sizes`` are the rows of each group. Raises ``StorageFailed``, also while the reply is sent.
+    ``group_sizes`` has the number of rows of each group. Raises ``StorageFailed``, also while the reply is sent.
     """
     await buffer.find_heads([each.sample for each in rows.planned if each.sample is not None])
     blob: Blob[Stored] | None = await stored_blob(buffer.store, rows.planned, group_sizes, *frame)
-    if blob is None:  # some row was finished by a hook, or is JSON: its arrays are not in the store as they go out
+    if blob is None:  # some row was finished by a hook, or is JSON: the store does not have its arrays as sent
         await rows.load_all()
         blob = await tensor_blob(list(rows), group_sizes, *frame)
     usual = read_pieces(buffer.store, blob.pieces)
@@ -119,14 +119,14 @@ async def tensor_reply(
 async def stored_blob(
     store: Store, planned: Sequence[Planned], group_sizes: Sequence[int], head: bytes, tail: bytes
 ) -> Blob[Slice] | None:
-    """The blob that ``tensor_blob`` would make; None unless every row is of a binary sample in the store.
+    """The blob that ``tensor_blob`` would make; None unless every row is a stored binary sample.
 
-    Of the samples, only the JSON stays in memory; all of them are proved. Raises ``StorageFailed``.
+    Only the samples' JSON stays in memory; checksums of all are verified. Raises ``StorageFailed``.
     """
     locations = [at for each in planned if (at := _location(each)) is not None]
     if len(locations) < len(planned):
         return None
-    # The JSON lies behind the arrays: one read for all of them, however large the arrays are.
+    # The JSON follows the arrays: one read covers all rows, however large their arrays are.
     offsets = [read_offsets(each.sample.head or b"") for each in planned if each.sample is not None]
     texts = await store.read_slices([Slice(a, p.json, a.length) for a, p in zip(locations, offsets, strict=True)])
     lengths = _response_lengths(texts)
@@ -135,7 +135,7 @@ async def stored_blob(
 
 
 def _location(planned: Planned) -> Location | None:
-    """Where the binary sample lies of which only the reward is to be changed."""
+    """Where the binary sample is stored, if only its reward changes; else None."""
     sample = planned.sample
     is_plain = sample is not None and sample.head and sample.row.reward_span is not None and not planned.finish
     return sample.location if sample is not None and is_plain else None
@@ -146,7 +146,7 @@ def _row(planned: Planned, at: Location, offsets: FieldOffsets, text: bytes, res
     assert sample is not None
     assert sample.row.reward_span is not None
     start, end = sample.row.reward_span
-    # The span counts from the beginning of the body, and ``text`` is its JSON alone.
+    # The span counts from the start of the body; ``text`` is only its JSON.
     rest = text[: start - offsets.json] + rewards_text(row.reward, row.raw_reward) + text[end - offsets.json :]
     return make_row(
         Stretch(offsets.num_tokens, _proved(at, HEAD_BYTES, offsets.logprobs)),
@@ -162,29 +162,29 @@ def _stretch(at: Location, start: int, stop: int, item_size: int) -> Stretch[Sli
 
 
 def _proved(at: Location, start: int, stop: int) -> Slice:
-    # The whole body was, when its JSON was read: one array of all rows is sent before the next.
+    # The whole body was verified when its JSON was read; one array of all rows is sent before the next.
     return Slice(at, start, stop, is_proved=True)
 
 
 def _response_lengths(texts: Sequence[bytes]) -> Iterable[Any]:
-    # Few rows say anything of it, so that all are looked through at once: decoding each costs more than the rest.
+    # Few rows have this field, so all are searched at once: decoding each would cost more than the rest.
     if not _may_name_length(b"".join(texts)):
         return repeat(None, len(texts))
     return [read_numbers(text).response_length if _may_name_length(text) else None for text in texts]
 
 
 def _may_name_length(text: bytes) -> bool:
-    # A key may be spelt with escapes.
+    # A key may be written with escapes.
     return b'"response_length"' in text or b"\\u" in text
 
 
 async def read_pieces(store: Store, stored: Sequence[Stored]) -> AsyncIterator[Pieces]:
-    """The bytes of a blob, a stretch at a time. Raises ``StorageFailed``."""
+    """Read the bytes of a blob, one stretch at a time. Raises ``StorageFailed``."""
     for stretch, _ in stretches(stored, len, STRETCH_BYTES):
         yield await _read(store, stretch)
 
 
 async def _read(store: Store, stored: Sequence[Stored]) -> Pieces:
-    # One call for all slices of a stretch: neighbours in the store are read at once.
+    # One call for all slices of a stretch: adjacent ones in the store are read at once.
     found = iter(await store.read_slices([piece for piece in stored if isinstance(piece, Slice)]))
     return [next(found) if isinstance(piece, Slice) else piece for piece in stored]

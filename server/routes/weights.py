@@ -1,4 +1,4 @@
-"""The weights of a run's engines: announcing them, changing them, and pausing the engines meanwhile."""
+"""The weights of a run's engines: announce them, change them, and pause the engines meanwhile."""
 
 import asyncio
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ PAUSE_LIMIT_S = 600.0
 
 
 class WeightVersionRequest(BaseModel):
-    """``…/weight_version``."""
+    """The body of ``…/weight_version``."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -33,12 +33,12 @@ class WeightVersionRequest(BaseModel):
     @model_validator(mode="after")
     def _has_weights(self) -> "WeightVersionRequest":
         if self.mode and not self.model_path:
-            raise ValueError("mode needs model_path; weights that come another way need …/engines/pause and continue")
+            raise ValueError("mode needs model_path; weights loaded another way need …/engines/pause and continue")
         return self
 
 
 class PauseRequest(BaseModel):
-    """``…/engines/pause``."""
+    """The body of ``…/engines/pause``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,7 +47,7 @@ class PauseRequest(BaseModel):
 
 
 class ContinueRequest(BaseModel):
-    """``…/engines/continue``."""
+    """The body of ``…/engines/continue``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,13 +56,13 @@ class ContinueRequest(BaseModel):
 
 @router.put("/weight_version")
 async def set_weight_version(run_id: str, request: Request, services: Server) -> dict[str, Any]:
-    """Announce the weights that the trainer has now, any version; with ``model_path`` the engines load them first."""
+    """Announce the trainer's current weights, with any version; with ``model_path`` the engines load them first."""
     asked = parse(WeightVersionRequest, await request.body())
     announcement = _announcement(run_id, services)
     if asked.model_path is None:
         await announcement(Loaded(asked.weight_version))
         return {"weight_version": asked.weight_version}
-    # The version is announced by the update, between the pause and the first token of the new weights.
+    # The update announces the version, between the pause and the first token of the new weights.
     engines, mode = RunEngines.of(services.buffer.get(run_id).run), asked.mode or "abort"
     done = await services.pauses.update(engines, asked.weight_version, asked.model_path, mode, announcement)
     return {"weight_version": asked.weight_version, "mode": mode, **done}
@@ -70,7 +70,7 @@ async def set_weight_version(run_id: str, request: Request, services: Server) ->
 
 @router.post("/engines/pause")
 async def pause_engines(run_id: str, request: Request, services: Server) -> dict[str, Any]:
-    """Pause the run's engines; answered when they are idle. They go on when asked to, or after ``limit_s`` seconds."""
+    """Pause the run's engines; replies when they are idle. They resume on request, or after ``limit_s`` seconds."""
     asked = parse(PauseRequest, await request.body() or b"{}")
     engines = RunEngines.of(services.buffer.get(run_id).run)
     pause = await services.pauses.pause(engines, asked.mode, asked.limit_s)
@@ -79,7 +79,7 @@ async def pause_engines(run_id: str, request: Request, services: Server) -> dict
 
 @router.post("/engines/continue")
 async def continue_engines(run_id: str, request: Request, services: Server) -> dict[str, Any]:
-    """Let paused engines go on, with the weights that the trainer gave them, if it names some."""
+    """Resume paused engines; a version names the weights that the trainer has loaded."""
     asked = parse(ContinueRequest, await request.body() or b"{}")
     version = asked.weight_version
     was_paused = await services.pauses.resume(run_id, version, _announcement(run_id, services))
@@ -88,7 +88,7 @@ async def continue_engines(run_id: str, request: Request, services: Server) -> d
 
 @router.get("/engines")
 async def list_engines(run_id: str, services: Server) -> dict[str, Any]:
-    """The workers that the run's engines have now, and the pause that its trainer asked for, if it lasts."""
+    """The current workers of the run's engines, and the active pause of its trainer, if any."""
     engines, record = RunEngines.of(services.buffer.get(run_id).run), services.pauses.of(run_id)
     pause = record and {"mode": record.mode, "limit_s": record.limit_s, "until_s": record.until_s}
     async with admin_client(engines.api_key) as http:
@@ -108,11 +108,11 @@ async def _worker_view(worker: WorkerAdmin) -> dict[str, Any]:
 
 
 def _announcement(run_id: str, services: Services) -> Announce:
-    """Tells the buffer of weights, once it is called. Raises ``RunNotFound`` at once, ``StorageFailed`` then."""
+    """A function that announces weights to the buffer. Raises ``RunNotFound``; the function ``StorageFailed``."""
     buffer = services.buffer.get(run_id).buffer
 
     async def announcement(loaded: Loaded) -> None:
-        buffer.check_storage()  # before memory says otherwise than the disk
+        buffer.check_storage()  # before memory differs from the disk
         announce(buffer, loaded)
         await buffer.save_run()
 

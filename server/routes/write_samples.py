@@ -1,4 +1,4 @@
-"""Taking samples in."""
+"""Routes that store samples."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -36,10 +36,10 @@ _END = b'],"meta_info":"write to buffer"}}'
 
 
 class SlimeWrite(SlimeRoute):
-    """``/buffer/write``: one sample, which comes back in the reply; one without a usable reward counts as failed.
+    """``/buffer/write``: one sample, returned in the reply; one without a usable reward counts as failed.
 
-    Anybody may write here, under names of their own: those of ours that they do not know count only from writers that
-    say so.
+    Any client may write here, under names of its own. Fields with Forebay's names count only from writers that declare
+    that they know them.
     """
 
     async def answer(self, call: SampleCall) -> None:
@@ -59,7 +59,7 @@ def _place_headers(receipt: Receipt) -> list[tuple[bytes, bytes]]:
 
 
 class NativeWrite(SampleRoute):
-    """``/v1/runs/{run_id}/samples``: one sample, an array, or one on each line, and a verdict for each."""
+    """``/v1/runs/{run_id}/samples``: one sample, an array, or one per line, with a result for each."""
 
     async def answer(self, call: SampleCall) -> None:
         began_s = time.perf_counter()
@@ -72,11 +72,11 @@ class NativeWrite(SampleRoute):
         items = list(lines.values()) if lines is not None else split(body) if is_array else [body]
         _check_number(len(items), call.services.settings.max_batch_samples)
         answers = await _accept_all(call.entry.buffer, items)
-        # All are taken in before one is waited for: the journal then writes them with one sync.
+        # All are accepted before any is waited for, so that the journal writes them with one sync.
         results = [await _result(answer) for answer in answers]
         _number_lines(results, lines or ())
         call.services.metrics.write_seconds.observe(time.perf_counter() - began_s)
-        # A single sample is refused with a status of its own; in a list, each has its own status beside the others.
+        # A single sample is refused with the reply's status; in a list, each sample has a status of its own.
         if not is_array and isinstance(answers[0], _Refusal):
             raise answers[0]
         full = next((answer for answer in answers if isinstance(answer, BufferFull)), None)
@@ -85,17 +85,17 @@ class NativeWrite(SampleRoute):
 
 def _check_number(num_samples: int, limit: int) -> None:
     if num_samples > limit:
-        hint = f"send up to {limit} in each of several requests, or raise max_batch_samples of the server"
-        raise InvalidInput(f"{num_samples} samples in one write: none was taken", hint=hint, field="body")
+        hint = f"send at most {limit} per request, or raise the server's setting max_batch_samples"
+        raise InvalidInput(f"{num_samples} samples in one write: none was stored", hint=hint, field="body")
 
 
 def _split_lines(body: bytes) -> dict[int, bytes]:
-    """The lines of an NDJSON body that are not empty, by their numbers from 1."""
+    """Non-empty lines of an NDJSON body, by line number from 1."""
     return {number: line for number, line in enumerate(body.split(b"\n"), start=1) if line.strip()}
 
 
 def _number_lines(results: Iterable[dict[str, Any]], numbers: Iterable[int]) -> None:
-    """Let every refusal among the verdicts say on which line its sample stands."""
+    """Add the line number of its sample to every refusal."""
     for result, number in zip(results, numbers, strict=False):  # there are no numbers unless lines were sent
         if error := result.get("error"):
             result["line"] = number
@@ -110,7 +110,7 @@ def _items(body: bytes) -> list[bytes]:
 
 
 async def _accept_all(buffer: RunBuffer, items: Sequence[bytes]) -> list[_Answer]:
-    """Take samples in, one after the other, without waiting in between."""
+    """Accept samples one after the other, without waiting in between."""
     samples = [_read(item) for item in items]
     places = [(each.instance_id, each.epoch) for each in samples if isinstance(each, Incoming)]
     if not all(buffer.gone.knows(*place) for place in places):
@@ -121,14 +121,14 @@ async def _accept_all(buffer: RunBuffer, items: Sequence[bytes]) -> list[_Answer
 def _read(item: bytes) -> Incoming | InvalidInput:
     try:
         return read_any_sample(item)
-    except InvalidInput as error:  # the others are taken
+    except InvalidInput as error:  # the others are still accepted
         return error
 
 
 def _accept(buffer: RunBuffer, sample: Incoming | InvalidInput) -> _Answer:
     try:
         return sample if isinstance(sample, InvalidInput) else write(buffer, sample)
-    except (InvalidInput, BufferFull) as error:  # those behind it may belong to open groups, which take them
+    except (InvalidInput, BufferFull) as error:  # later ones may belong to open groups, which accept them
         return error
 
 
@@ -137,7 +137,7 @@ async def _result(answer: _Answer) -> dict[str, object]:
         return {"status": answer.status, **error_body(answer)}
     await answer.stored
     result: dict[str, object] = {"status": 200, "uid": answer.uid, "duplicate": answer.is_duplicate}
-    if answer.is_duplicate:  # what became of the first one is in the store alone
+    if answer.is_duplicate:  # only the store has the result of the first one
         return result
     return result | {"outcome": "failed" if answer.is_failed and answer.outcome == "member" else answer.outcome}
 

@@ -1,4 +1,4 @@
-"""What a run has on the disk: for each start a copy of the generator and what its processes print; and its trace."""
+"""Files of a run: for each start, a copy of the generator and the output of its processes; and the run's trace."""
 
 import asyncio
 import errno
@@ -34,30 +34,30 @@ class RunFolders:
     """The folders ``runs/<run_id>/start-<n>`` of a data directory, and ``runs/<run_id>/trace``."""
 
     def __init__(self, data_dir: Path, max_log_bytes: int, max_hook_answer_bytes: int) -> None:
-        """Of what a start's hooks print, the newest ``max_log_bytes`` are kept."""
+        """The newest ``max_log_bytes`` of what a start's hooks print are kept."""
         self._max_log_bytes = max_log_bytes
         self._max_hook_answer_bytes = max_hook_answer_bytes
         self._runs_dir = data_dir.resolve() / "runs"
 
     def of(self, run: Run) -> Path:
-        """The folder of the run's present start."""
+        """The folder of the run's current start."""
         return self._of_start(run.run_id, run.num_starts)
 
     def trace(self, run_id: str) -> Path:
-        """Where all processes of the run write its trace: over its starts."""
+        """The folder where all processes of all starts write the run's trace."""
         return self._runs_dir / run_id / "trace"
 
     def agent_log(self, run: Run, uid: str) -> str | None:
-        """The end of what the agent of sample ``uid`` printed, in the newest start that has it; None if none has."""
+        """The end of the output of sample ``uid``'s agent, from the newest start that has it; None without one."""
         return read_agent_log((self._of_start(run.run_id, number) for number in range(run.num_starts, 0, -1)), uid)
 
     def _of_start(self, run_id: str, number: int) -> Path:
         return self._runs_dir / run_id / f"start-{number}"
 
     async def copy_code(self, run_id: str, number: int, module_path: Path) -> None:
-        """Give start ``number`` its copy of the generator, in place of any that an abandoned start left.
+        """Copy the generator for start ``number``, replacing any copy that an abandoned start left.
 
-        Raises ``StartRefused``, or ``StorageFailed`` where the disk is full.
+        Raises ``StartRefused``, or ``StorageFailed`` if the disk is full.
         """
         run_dir = self._of_start(run_id, number)
         try:
@@ -66,7 +66,7 @@ class RunFolders:
             raise _refusal(module_path, run_dir, error) from error
 
     async def copy_recorded(self, run_id: str, number: int, source: Run) -> None:
-        """Give start ``number`` the code that another run had at its last start. Raises as ``copy_code`` does."""
+        """Copy the code of another run's last start for start ``number``. Raises as ``copy_code`` does."""
         run_dir, copied = self._of_start(run_id, number), self._newest_code(source)
         try:
             await _in_thread(_copy_copy, copied, run_dir)
@@ -78,7 +78,7 @@ class RunFolders:
         return next((start for start in starts if has_code(start)), self.of(run))
 
     async def restore_code(self, run: Run) -> None:
-        """Make the copy of the present start once more if it was lost. Raises as ``copy_code`` does."""
+        """Restore the copy of the current start if it was lost. Raises as ``copy_code`` does."""
         run_dir = self.of(run)
         try:
             await _in_thread(copy_code, Path(run.generator_path), run_dir)
@@ -90,16 +90,16 @@ class RunFolders:
         return any(has_code(self._of_start(run.run_id, number)) for number in range(1, run.num_starts + 1))
 
     async def remove_code(self, run: Run) -> None:
-        """Remove the copies of all starts so far; logs stay. Raises OSError."""
+        """Remove the copies of all starts so far; logs are kept. Raises OSError."""
         for number in range(1, run.num_starts + 1):
             await asyncio.to_thread(remove_code, self._of_start(run.run_id, number))
 
     async def remove(self, run_id: str) -> None:
-        """Leave no file of a run."""
+        """Remove all files of a run."""
         await asyncio.to_thread(shutil.rmtree, self._runs_dir / run_id, ignore_errors=True)
 
     def make_hooks(self, run: Run) -> HookRunner:
-        """The hooks of a run, out of the copy of its generator that it keeps."""
+        """The hooks of a run, from its own copy of the generator."""
         run_dir, original = self.of(run), Path(run.generator_path)
         module_path = copied_module(original, run_dir) if run.generator_path else None
         return HookRunner(
@@ -118,10 +118,10 @@ class RunFolders:
 
 
 class CodeCopies:
-    """Removes, from time to time, the copies of generators that no run needs any more. Enter it with ``async with``.
+    """Regularly removes copies of generators that no run needs any more. Enter it with ``async with``.
 
-    While there is a body, a rewind may bring it back, and a read then asks the run's hooks. A run that is resumed gets
-    another copy.
+    As long as a body is stored, a rewind may restore it, and a read then calls the run's hooks. A resumed run gets a new
+    copy.
     """
 
     def __init__(self, buffer: Buffer, folders: RunFolders) -> None:
@@ -137,14 +137,14 @@ class CodeCopies:
         await self._tasks.cancel()
 
     async def remove_unneeded(self) -> None:
-        """Remove the copies of each run at rest that has no body left. Raises ``StorageFailed``, OSError."""
+        """Remove the copies of each inactive run that has no body left. Raises ``StorageFailed``, OSError."""
         while self._buffer.at_rest:
             entry = self._buffer.get(self._buffer.at_rest.pop())
             run = entry.run
             if not entry.buffer.is_exhausted or not await asyncio.to_thread(self._folders.has_code, run):
                 continue
             has_bodies = await self._buffer.store.has_bodies(run.run_id)
-            # Asked again: it may have been resumed or rewound meanwhile.
+            # Checked again: it may have been resumed or rewound meanwhile.
             if not has_bodies and entry.buffer.is_exhausted:
                 await self._folders.remove_code(run)
                 logger.debug("run %s: its copy of the generator is removed", run.run_id)
@@ -160,7 +160,7 @@ class CodeCopies:
 
 
 async def _in_thread(copy: Callable[[Path, Path], object], module_path: Path, run_dir: Path) -> None:
-    # Cancelled, it waits for the end all the same: whoever is next may need the same folder.
+    # Waits for the end even if cancelled: the next caller may need the same folder.
     work = asyncio.create_task(asyncio.to_thread(copy, module_path, run_dir))
     try:
         await asyncio.shield(work)
@@ -170,7 +170,7 @@ async def _in_thread(copy: Callable[[Path, Path], object], module_path: Path, ru
 
 
 def _copy_afresh(module_path: Path, run_dir: Path) -> None:
-    if run_dir.exists():  # a start that was given up before the run counted it
+    if run_dir.exists():  # a start that was abandoned before the run counted it
         shutil.rmtree(run_dir)
     copy_code(module_path, run_dir)
 
@@ -185,4 +185,4 @@ def _refusal(module_path: Path, run_dir: Path, error: OSError) -> ForebayError:
     what = f"the generator {module_path} cannot be copied to {run_dir}"
     if error.errno in _NO_ROOM:
         return StorageFailed(error.strerror or str(error), what=what, hint="make room in the data directory")
-    return StartRefused(f"{what}: {error}", hint="make room, or the file readable, and start again")
+    return StartRefused(f"{what}: {error}", hint="make room, or make the file readable, and start again")

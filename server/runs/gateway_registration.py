@@ -1,4 +1,4 @@
-"""Which runs use the gateway, under which keys, and for how long."""
+"""Registers with the gateway which runs use it, under which keys, and for how long."""
 
 import asyncio
 import hmac
@@ -16,13 +16,13 @@ from forebay.server.tracing.run_traces import RunTraces
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""How often runs are looked at: not every end is reported to ``look``."""
+"""Seconds between checks of runs: not every end is reported to ``look``."""
 
 
 class RunGateway:
     """Registers runs with the gateway process, and has it forget them when they are over.
 
-    Keys are made out of a run's own key: they stay what they are when the server or the gateway starts again.
+    Keys are derived from a run's own key, so they survive restarts of the server and the gateway.
     """
 
     def __init__(self, buffer: Buffer, process: GatewayProcess, own_url: str, traces: RunTraces) -> None:
@@ -34,13 +34,13 @@ class RunGateway:
         self._watching: dict[str, asyncio.Task[None]] = {}
 
     async def aclose(self) -> None:
-        """Look after no run any more."""
+        """Stop watching runs."""
         for task in list(self._watching.values()):
             task.cancel()
         await asyncio.gather(*self._watching.values(), return_exceptions=True)
 
     async def admit(self, run: Run) -> dict[str, str]:
-        """Where a run opens rollouts, and with which key. Raises ``InvalidInput``, ``RunEnded``, as ``register``."""
+        """The address and key with which a run opens rollouts. Raises ``InvalidInput``, ``RunEnded``, as ``register``."""
         if _is_over(run):
             raise RunEnded(run.run_id, run.state.value)
         if not engine_urls(run.payload):
@@ -48,21 +48,21 @@ class RunGateway:
                 "the run names no engine", hint="start it with remote_engine_url", field="remote_engine_url"
             )
         url = self._process.start()
-        run.is_gateway_waiting = False  # a run asks again when its gateway has died, and nobody would say so any more
+        run.is_gateway_waiting = False  # a run asks again when its gateway died, and the flag would stay set
         self._buffer.get(run.run_id).buffer.update_clock()
-        # Each time: a process that asks again may have another payload, or the gateway may have forgotten the run.
+        # On every call: the process may have a new payload, or the gateway may have forgotten the run.
         await self._process.register(run.run_id, self._registration(run))
         if run.run_id not in self._watching:
             self._watching[run.run_id] = asyncio.create_task(self._watch(run.run_id))
         return {"url": url, "key": _key(run, "gateway")}
 
     async def capture_url(self, run: Run) -> str:
-        """Stands for engine and buffer in the payload of a generator that is captured. Raises as ``admit``."""
+        """The URL that replaces engine and buffer in the payload of a captured generator. Raises as ``admit``."""
         admitted = await self.admit(run)
         return f"{admitted['url']}/gateway/{_key(run, 'capture')}"
 
     async def look(self, run_id: str) -> None:
-        """A run may be over: then its keys end, and its calls."""
+        """Revoke a run's keys and end its calls if it is over."""
         if run_id in self._watching and self._is_over(run_id):
             await self._process.forget(run_id)
 
@@ -79,7 +79,7 @@ class RunGateway:
                 if self._is_over(run_id):
                     await self._process.forget(run_id)
                     return
-        finally:  # whatever ended it: a run that goes on later is watched anew
+        finally:  # in every case: a run that is resumed later is watched again
             del self._watching[run_id]
 
     def _registration(self, run: Run) -> dict[str, Any]:
@@ -103,20 +103,20 @@ class RunGateway:
 
 
 def is_captured(run: Run) -> bool:
-    """Whether the calls of the run's generator go through the gateway without its knowing; our base records itself."""
+    """Whether the gateway captures the generator's calls; a generator with our base records its own."""
     is_wanted = read_flag("capture", run.payload.get("capture"))
     return is_wanted and not run.is_native_generator and bool(engine_urls(run.payload))
 
 
 def _is_over(run: Run) -> bool:
-    """A process that returned may have handed its work to jobs elsewhere, but not with our base."""
+    """Whether the run is over. Without our base, a process that returned may have left its work to other jobs."""
     if run.has_ended or run.state in (RunState.STOPPED, RunState.FAILED):
         return True
     return run.is_native_generator and run.state not in WORKING
 
 
 def _key(run: Run, use: str) -> str:
-    # A digest leads nowhere else: whoever has one key learns neither the run's own nor the one for the other use.
+    # A digest cannot be reversed: one key reveals neither the run's own key nor the key for the other use.
     return hmac.digest(run.run_key.encode(), f"{run.run_id}/{use}".encode(), "sha256").hex()[:40]
 
 

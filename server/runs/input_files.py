@@ -1,7 +1,7 @@
-"""Files that starts name: where they lie, and what they hold. Each is touched in a thread of its own.
+"""Files that starts name: resolves their paths and hashes their content, each in its own thread.
 
-A file on a mount that is dead stops whoever asks for it, and nothing ends that thread: so a call for one file holds up
-no other. asyncio's own threads are few, and waited for when the server ends.
+A file on a dead mount blocks its caller, and the thread cannot be ended, so each call has its own thread and blocks no
+other. asyncio's own threads are few, and the server would wait for them when it ends.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ ResultT = TypeVar("ResultT")
 Parameters = ParamSpec("Parameters")
 
 MAX_THREADS = 64
-"""Up to this number may be at work, or stuck, at once."""
+"""Maximum number of threads at work or stuck at once."""
 STEP_BYTES = 32 << 20
-"""Read at a time: a caller that stops waits for no more than that."""
+"""Bytes read at a time: a caller that stops waits for no more than one such read."""
 MAX_KNOWN = 1_024
 
 FileState = tuple[str, str]
-"""An input file as it is now: what a payload calls it, and its fingerprint."""
+"""An input file in its current state: its name in the payload, and its fingerprint."""
 
 
 class FileThreads:
@@ -41,25 +41,25 @@ class FileThreads:
     async def call(
         self, function: Callable[Parameters, ResultT], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> ResultT:
-        """What ``function`` gives. Raises ``InputRefused`` if that takes too long; its thread is left to itself."""
+        """Return ``function``'s result. Raises ``InputRefused`` if it takes too long; its thread is abandoned."""
         try:
             async with asyncio.timeout(self.wait_s):
                 return await self.call_patiently(function, *args, **kwargs)
         except TimeoutError:
             raise InputRefused(
-                f"what lies there does not answer within {self.wait_s:g} s",
-                hint="see whether its disk or mount is alive; the server's setting input_wait_s says how long it waits",
+                f"reading it did not finish within {self.wait_s:g} s",
+                hint="check that its disk or mount responds, or raise the server's setting input_wait_s",
                 field="input_file",
             ) from None
 
     async def call_patiently(
         self, function: Callable[Parameters, ResultT], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> ResultT:
-        """The same, for as long as it takes. Raises ``InputRefused`` where too many threads are stuck already."""
+        """Return ``function``'s result without a time limit. Raises ``InputRefused`` if too many threads are stuck."""
         if self._num_threads >= MAX_THREADS:
             raise InputRefused(
-                f"{self._num_threads} input files are being read, or do not answer",
-                hint="try again later; if it stays so, a mount from which starts read is dead",
+                f"{self._num_threads} input files are being read or do not respond",
+                hint="retry later; if this persists, a mount with input files is dead",
                 field="input_file",
             )
         loop = asyncio.get_running_loop()
@@ -74,9 +74,9 @@ class FileThreads:
             failure: Exception | None = None
             try:
                 result = function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - it belongs to who waits
+            except Exception as error:  # noqa: BLE001 - the waiting caller gets it
                 failure = error
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no caller is waiting
                 loop.call_soon_threadsafe(end, result, failure)
 
         self._num_threads += 1
@@ -85,15 +85,15 @@ class FileThreads:
         return found
 
     def leave(self, function: Callable[[], object]) -> None:
-        """Have ``function`` called, and nobody wait for it."""
+        """Call ``function`` in the background."""
         threading.Thread(target=function, name="forebay-file", daemon=True).start()
 
 
 class InputFiles:
-    """The files that starts may read, and SHA-256 digests of what they hold.
+    """The files that starts may read, and SHA-256 digests of their content.
 
-    Each digest is computed once, and one after the other: files are large, threads few. It is known as long as the
-    file stays as it is.
+    Digests are computed once per file, one after the other: files are large, threads few. A digest is kept as long as
+    the file is unchanged.
     """
 
     def __init__(self, settings: Settings, working_dir: Path) -> None:
@@ -109,40 +109,40 @@ class InputFiles:
         """Stop reading."""
         await self._tasks.cancel()
 
-    # --- where they lie
+    # --- paths
 
     def allowed(self, given: str, field: str = "input_file") -> Path:
-        """Where a file of a payload lies; it may take its time. Raises ``InputRefused`` outside the folders."""
+        """Resolve a path of a payload, which may block. Raises ``InputRefused`` outside the allowed folders."""
         path = self._resolved(given)
         if not self.limits.allow(path):
             raise InputRefused(
                 f"{field} {given!r} is outside the allowed folders",
-                hint="the server's setting input_roots lists the folders to read from",
+                hint="the server's setting input_roots lists the folders that starts may read from",
                 field=field,
             )
         return path
 
     async def fingerprint(self, input_file: str | None) -> str:
-        """What changes when the input file does."""
+        """A fingerprint that changes when the input file does."""
         if input_file is None:
             return ""
         try:
             stat = await self.threads.call(lambda: self._resolved(input_file).stat())
-        except (OSError, ValueError):  # the check that follows says so; here it only must differ from any file
+        except (OSError, ValueError):  # the check that follows reports it; here it must only differ from any file
             return "unreadable"
         return f"{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
 
     async def num_bytes(self, input_file: str) -> int | None:
-        """The size of the file as it is now; None for one that cannot be read."""
+        """The current size of the file; None if it cannot be read."""
         return num_bytes_of(await self.fingerprint(input_file))
 
     def _resolved(self, given: str) -> Path:
-        return (self._working_dir / given).resolve()  # links too: one in an allowed folder may lead out of it
+        return (self._working_dir / given).resolve()  # also resolves links: one in an allowed folder may lead out of it
 
-    # --- what they hold
+    # --- content
 
     async def digest(self, input_file: str) -> str:
-        """The digest in hex; "" for a file that cannot be read, is none, or changes while it is read."""
+        """The digest in hex; "" if the file cannot be read, is not a file, or changes while it is read."""
         file = (input_file, await self.fingerprint(input_file))
         if file in self._known:
             return self._known[file]
@@ -160,11 +160,11 @@ class InputFiles:
             return ""
 
     def known_digest(self, input_file: str | None, fingerprint: str) -> str:
-        """The digest of a file that had this fingerprint; "" if it was not read yet."""
+        """The known digest of a file with this fingerprint; "" if it was not read yet."""
         return "" if input_file is None else self._known.get((input_file, fingerprint), "")
 
     async def digest_at(self, input_file: str, fingerprint: str) -> str:
-        """The digest that a file had when it had this fingerprint; "" if it has changed since."""
+        """The digest of a file with this fingerprint, read if needed; "" if the file has changed since."""
         if await self.fingerprint(input_file) == fingerprint:
             await self.digest(input_file)
         return self.known_digest(input_file, fingerprint)
@@ -173,7 +173,7 @@ class InputFiles:
         async with self._turn:
             try:
                 digest = await self._sha256(file[0])
-            except (OSError, InputRefused):  # the check of the start says so
+            except (OSError, InputRefused):  # the check of the start reports it
                 return ""
         if not digest or await self.fingerprint(file[0]) != file[1]:
             return ""
@@ -184,7 +184,7 @@ class InputFiles:
 
     async def _sha256(self, input_file: str) -> str:
         whole = hashlib.sha256()
-        # Not `with`: to close a file may take as long as to read it.
+        # Not `with`: closing a file may block as long as reading it.
         file = await self.threads.call(lambda: self.limits.open(self.allowed(input_file)))
         try:
             while await self.threads.call(_add_step, whole.update, file):
@@ -195,7 +195,7 @@ class InputFiles:
 
 
 def _add_step(add: Callable[[bytes], object], file: BinaryIO) -> bool:
-    """Whether there was anything left to add."""
+    """Add the next step of the file; return whether there was any."""
     num_left = STEP_BYTES
     while num_left and (data := file.read(min(1 << 20, num_left))):
         add(data)
@@ -204,6 +204,6 @@ def _add_step(add: Callable[[bytes], object], file: BinaryIO) -> bool:
 
 
 def num_bytes_of(fingerprint: str) -> int | None:
-    """The size of the file that had this fingerprint; None for one that could not be read."""
+    """The size of the file with this fingerprint; None if it could not be read."""
     parts = fingerprint.split(":")
     return int(parts[1]) if len(parts) == 3 else None

@@ -1,4 +1,4 @@
-"""What is left of a start when its reply goes out: a slow generator's verdict, the process, the rest of the input."""
+"""The part of a start that follows its reply: a slow generator's verdict, the process, the rest of the input."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def set_generator(run: Run, number: int, generator: GeneratorInfo) -> None:
-    """Let start ``number`` of the run be one with this generator, of which it has its copy."""
+    """Set the generator of start ``number`` of the run, which already has its copy."""
     run.num_starts = number
     run.generator_path, run.generator_sha256 = str(generator.path), generator.sha256
     run.generator_files = generator.files
@@ -40,7 +40,7 @@ def set_generator(run: Run, number: int, generator: GeneratorInfo) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What the life of runs is made of."""
+    """The parts that start, run and end runs."""
 
     buffer: Buffer
     catalog: Catalog
@@ -56,7 +56,7 @@ class RunParts:
 
 
 class Launches:
-    """One task per run that is starting. What goes wrong in it makes its run ``failed``."""
+    """One task per run that is starting. If a task fails, its run becomes ``failed``."""
 
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
@@ -64,18 +64,18 @@ class Launches:
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def lock(self, run_id: str) -> asyncio.Lock:
-        """To be held while a run gets the code and the hooks of another start."""
+        """Lock to hold while a run gets the code and hooks of another start."""
         return self._locks[run_id]
 
     def is_under_way(self, run_id: str) -> bool:
-        """Whether the run is starting, has its process, or is fed."""
+        """Whether the run is starting, has its process, or is being fed from a recording."""
         parts = self._parts
         return run_id in self._tasks or parts.supervisor.is_alive(run_id) or parts.replays.is_alive(run_id)
 
     def begin(
         self, run_id: str, request: StartRequest, generator: GeneratorInfo | None, *, may_have_calls: bool = False
     ) -> None:
-        """Go on with a start in the background. Without a generator, its verdict is waited for.
+        """Continue a start in the background. Without a generator, wait for its verdict.
 
         An earlier start of the run must have been ended. ``may_have_calls`` goes to the supervisor.
         """
@@ -84,19 +84,19 @@ class Launches:
         task.add_done_callback(lambda done: self._forget(run_id, done))
 
     async def end(self, run_id: str) -> None:
-        """Give up what is not done yet; a process that was started stays. Nothing happens to a run not starting."""
+        """Cancel the rest of a start; a started process is kept. Does nothing for a run that is not starting."""
         task = self._tasks.get(run_id)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     async def aclose(self) -> None:
-        """Give up all of them."""
+        """Cancel all starts."""
         for run_id in list(self._tasks):
             await self.end(run_id)
 
     def _forget(self, run_id: str, done: "asyncio.Task[None]") -> None:
-        if self._tasks.get(run_id) is done:  # another start of the run may have begun since
+        if self._tasks.get(run_id) is done:  # the run may have begun another start since
             del self._tasks[run_id]
 
     async def _start(
@@ -104,7 +104,7 @@ class Launches:
     ) -> None:
         parts = self._parts
         try:
-            # Where that of the recording judges, the run has its copy since before it was taken in.
+            # If the recording's code judges, the run has had its copy since before it was accepted.
             is_code_there = request.replay is not None and not request.replay.uses_code_of_today
             if generator is None and not is_code_there:
                 generator = await self._when_known(run_id, request)
@@ -112,14 +112,14 @@ class Launches:
             if run.state is not RunState.VALIDATING:
                 return  # it was stopped meanwhile
             if run.num_starts == 1:
-                # The run has the hooks that it keeps, and no process yet.
+                # The run has its final hooks, and no process yet.
                 started = {"run_id": run_id, "task_type": run.task_type, "name": run.name}
                 parts.buffer.get(run_id).buffer.hooks.notify("run_started", **started)
             if run.is_fed:
                 parts.replays.begin(run_id)
                 return
             await parts.supervisor.launch(self._spec(run, may_have_calls=may_have_calls))
-            # Beside the process: a file of millions of rows would hold up its first rollout.
+            # In parallel with the process: a file of millions of rows would delay its first rollout.
             if generator is not None:
                 await parts.check.check_rest(request, generator)
             await self._note_content(run_id, request)
@@ -129,20 +129,20 @@ class Launches:
             await parts.records.fail(run_id, error)
 
     async def _when_known(self, run_id: str, request: StartRequest) -> GeneratorInfo:
-        """Wait for the generator's verdict, and let the run begin with its code."""
+        """Wait for the generator's verdict, and begin the run with its code."""
         parts = self._parts
         generator = await parts.catalog.resolve(request.task_type, wait_s=None)
         await parts.check.check(request, generator)
         async with self.lock(run_id):
             number = parts.buffer.get(run_id).run.num_starts + 1
             await parts.folders.copy_code(run_id, number, generator.path)
-            # Hooks are made out of the copy: it must lie there before the run names it.
+            # Hooks are made from the copy: it must exist before the run names it.
             await parts.buffer.update(run_id, lambda run: set_generator(run, number, generator))
             await parts.buffer.replace_hooks(run_id)
         return generator
 
     async def _note_content(self, run_id: str, request: StartRequest) -> None:
-        """Write down what the input file held at the start, if its reply went out before that was known."""
+        """Store the digest of the input file at the start, if the reply went out before it was known."""
         parts, run = self._parts, self._parts.buffer.get(run_id).run
         if request.input_file is None or run.input_sha256:
             return
@@ -155,9 +155,9 @@ class Launches:
             await parts.buffer.update(run_id, note)
 
     async def relaunch(self, run: Run) -> None:
-        """Start the process of a run that had one in an earlier life of the server, or feed it on."""
+        """Restart a run after a restart of the server: start its process, or continue to feed it."""
         try:
-            if not (run.replay and self._parts.folders.has_code(run)):  # the generator may be gone by now
+            if not (run.replay and self._parts.folders.has_code(run)):  # the generator file may be gone by now
                 await self._parts.folders.restore_code(run)
         except ForebayError as error:
             await self._parts.records.fail(run.run_id, error)

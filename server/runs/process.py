@@ -1,4 +1,4 @@
-"""One run process, as the server holds it: start, stop, and how it ended."""
+"""One run process as the server manages it: start, stop, and how it ended."""
 
 import asyncio
 import signal
@@ -15,15 +15,15 @@ from forebay.generators.process.spec import Report, ReportPart, RunSpec
 
 _KILLED_WITHIN_S = 1.0
 RUNTIME = "forebay.workers.runtime"
-"""The main of a run process."""
+"""Main module of a run process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
     """How a run's process ended, after its restarts were used up.
 
-    ``error`` is one line, ``traceback`` what Python printed for it (empty for a signal or an exit code), ``log_tail``
-    the last lines of the run's log. All three are empty unless ``kind`` is ``failed``.
+    ``error`` is one line, ``traceback`` is Python's (empty for a signal or an exit code), and ``log_tail`` has the
+    last lines of the run's log. All three are empty unless ``kind`` is ``failed``.
     """
 
     kind: Literal["returned", "failed", "stopped"]
@@ -35,7 +35,7 @@ class ProcessOutcome:
 
 @dataclass(slots=True)
 class RunProcess:
-    """A running monitor with the run process below it. Call ``start`` to get one, and ``wait`` exactly once."""
+    """A running monitor process with the run process below it. Create it with ``start``; call ``wait`` exactly once."""
 
     monitor: ChildLink[ReportPart]
 
@@ -49,9 +49,9 @@ class RunProcess:
         environment: Mapping[str, str] | None = None,
         max_log_bytes: int = 32 << 20,
     ) -> Self:
-        """Start a process that runs ``spec`` in ``working_dir``, with ``environment`` added to ours.
+        """Start a process that runs ``spec`` in ``working_dir``, with ``environment`` added to the server's.
 
-        It logs to ``run_dir``. Raises OSError.
+        Its log goes to ``run_dir``. Raises OSError.
         """
         return cls(
             await ChildLink.start(
@@ -74,15 +74,15 @@ class RunProcess:
         except ChildEnded as ended:
             code = ended.code
         if os_session:
-            # What left the process group is still there, and everything is if the monitor was killed.
+            # Processes that left the group still run; if the monitor was killed, all of them do.
             await asyncio.to_thread(end_session, os_session)
         return Report(last.is_returned, last.error, last.traceback, code)
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM to the process group; when ``grace_s`` are over, SIGKILL. ``wait`` then returns soon."""
+        """Send SIGTERM to the process group, and SIGKILL after ``grace_s`` seconds. ``wait`` then returns soon."""
         self.monitor.signal(signal.SIGTERM)
         with suppress(TimeoutError):
             await asyncio.wait_for(self.monitor.ended(), grace_s)
-        # The monitor kills the session when this end closes, as the kernel closes it if the server dies.
+        # The monitor kills the session when this end closes; the kernel closes it if the server dies.
         self.monitor.hang_up()
         await self.monitor.end(_KILLED_WITHIN_S)

@@ -1,4 +1,4 @@
-"""What a run that replays another one finds there for each of its groups, and where another epoch takes its place."""
+"""Finds, for a run that replays another, what is recorded of each group, or of another epoch that replaces it."""
 
 import asyncio
 import logging
@@ -26,30 +26,30 @@ from forebay.server.runs.replay_sources import ReplaySources, groups_of
 logger = logging.getLogger(__name__)
 
 Keys = Sequence[tuple[InstanceId, int]]
-"""Groups by instance and epoch."""
+"""Keys of groups: instance and epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsableGroup:
-    """A group of a source, and the samples of it that are used again."""
+    """A recorded group and the samples of it that are reused."""
 
     source: Source
     group_id: str
     epoch: int
     samples: Sequence[StoredSample]
     is_whole: bool
-    """Whether no other sample would be used, were its body not damaged or gone."""
+    """Whether all samples that would be reused have a body that is neither damaged nor gone."""
     damaged: set[str]
-    """The uids of samples whose bodies were found damaged; more are added."""
+    """Uids of samples whose bodies were found damaged; more may be added later."""
 
     @property
     def head(self) -> GroupHead:
-        """What a run process is told first."""
+        """The head of the reply to a run process."""
         run_id, rows = self.source.run.run_id, [sample.row for sample in self.samples]
         return GroupHead(run_id=run_id, group_id=self.group_id, epoch=self.epoch, samples=rows)
 
     async def bodies(self) -> AsyncIterator[bytes]:
-        """Their bodies as frames; one that is damaged is an empty one, and is generated anew."""
+        """The samples' bodies as frames; a damaged body becomes an empty frame, and is generated again."""
         for some in stretches_of_bodies(self.samples):
             try:
                 yield join_samples(await self.source.bodies(some))
@@ -69,23 +69,23 @@ class UsableGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """What one run replays."""
+    """The source that one run replays."""
 
     options: ReplayOptions
     found: str
     source: Source
     opened: AsyncExitStack
     keys: Keys | None
-    """The only groups that there are, in their order; None for all that the run's input has."""
+    """The groups to replay, in order; None for all groups of the run's input."""
     epochs: Mapping[InstanceId, Mapping[int, str]]
-    """The groups of each instance by epoch, where one may take the place of another."""
+    """Groups of each instance by epoch, if one epoch may replace another."""
     checked: set[str] = field(default_factory=set)
-    """The groups whose bodies were read to see whether they can be."""
+    """Groups whose bodies were read to check that they are readable."""
     damaged_samples: set[str] = field(default_factory=set)
     damaged_groups: set[str] = field(default_factory=set)
 
     async def usable(self, group: str, epoch: int, *, checks: bool) -> UsableGroup:
-        """What is used of a group. ``checks``: as far as its bodies can be read; else that may show only later."""
+        """The reusable part of a group. ``checks`` reads its bodies now; otherwise damage may show up later."""
         found = await self._usable(group, epoch)
         if not checks or group in self.checked:
             return found
@@ -104,7 +104,7 @@ class _Replayed:
             if not each.row.fork and _is_used(self.options, each.row)
         ]
         there = set(mains) - gone
-        # The forks of a rollout are in its slot, and go with it.
+        # The forks of a rollout are in its slot, and are reused with it.
         samples = [each for each in members if (each.row.slot, each.row.rollout_id) in there]
         return UsableGroup(self.source, group, epoch, samples, len(there) == len(mains), self.damaged_samples)
 
@@ -115,7 +115,7 @@ class _Replayed:
             return (await self.source.samples([group])).get(group, ())
         except NotRecorded:
             return ()
-        except RecordingDamaged as error:  # other groups are whole
+        except RecordingDamaged as error:  # other groups are intact
             self.damaged_groups.add(group)
             logger.error("group %s is not replayed: %s", group, error)
             return ()
@@ -125,7 +125,7 @@ class _Replayed:
 
 
 class RecordedGroups:
-    """Finds what runs with a process replay. Leaving it closes what is open."""
+    """Finds recorded groups for runs with a process. Leaving the context closes open recordings."""
 
     def __init__(self, sources: ReplaySources) -> None:
         self._sources = sources
@@ -142,11 +142,11 @@ class RecordedGroups:
             await replayed.opened.aclose()
 
     async def keys(self, run: Run) -> Keys | None:
-        """The only groups that a run has; None for all of its input. Raises ``InputRefused`` without the source."""
+        """The groups that a run replays; None for all of its input. Raises ``InputRefused`` without the source."""
         return (await self._of(run)).keys
 
     async def find(self, run: Run, instance_id: InstanceId, epoch: int) -> UsableGroup:
-        """What was recorded of a group of ``run``, or of one that takes its place: a whole one, if there is any.
+        """The recording of a group of ``run``, or of another epoch in its place: a complete one, if there is one.
 
         Raises ``NotRecorded``, ``StorageFailed``, ``InputRefused`` without the source.
         """
@@ -155,14 +155,14 @@ class RecordedGroups:
         in_part: UsableGroup | None = None
         while (chosen := substitute(epoch, left)) is not None:
             group = left.pop(chosen)
-            # Each body is read once more for that: only where there is something else to be taken.
+            # This reads each body again, so only if another epoch could be used instead.
             found = await replayed.usable(group, chosen, checks=bool(left or in_part))
             if found.samples and (chosen == epoch or found.is_whole):
                 return found
             in_part = in_part or (found if found.samples else None)
         if in_part is None:
-            hint = "what is missing is generated in the modes cache and repeat"
-            raise NotRecorded(f"nothing is recorded of {instance_id!r} in epoch {epoch}", hint=hint)
+            hint = "the modes cache and repeat generate what is missing"
+            raise NotRecorded(f"nothing is recorded for instance {instance_id!r} in epoch {epoch}", hint=hint)
         return in_part
 
     async def _of(self, run: Run) -> _Replayed:
@@ -177,16 +177,16 @@ class RecordedGroups:
                 try:
                     replayed = self._replayed[run.run_id] = await self._open(options, found)
                 except (NotFound, RecordingDamaged) as error:
-                    # To a run process those would mean that its run is over, or that it should ask again.
+                    # A run process would take the original errors as the end of its run, or as a request to retry.
                     raise InputRefused(
-                        f"what the run replays cannot be read any more: {error.message}",
+                        f"the recording that the run replays cannot be read any more: {error.message}",
                         hint=error.hint,
                         field="replay.source",
                     ) from error
             return replayed
 
     def note_ended(self, run_id: str) -> None:
-        """A run has no process any more: what it replayed is closed."""
+        """Close the recording of a run that has no process any more."""
         if run_id in self._replayed:
             self._tasks.start(self._let_go(run_id))
 
@@ -195,7 +195,7 @@ class RecordedGroups:
             await self._forget(run_id)
 
     async def _forget(self, run_id: str) -> None:
-        """Close what this run has replayed so far."""
+        """Close the recording that this run has replayed so far."""
         replayed = self._replayed.pop(run_id, None)
         if replayed is not None:
             await replayed.opened.aclose()
@@ -215,5 +215,5 @@ class RecordedGroups:
 def _is_used(options: ReplayOptions, main: SampleRow) -> bool:
     if main.reward is not None or options.mode == "only":
         return True
-    # The rollout is good: only its judge had failed, and is asked again.
+    # The rollout is usable: only its judge had failed, and is asked again.
     return options.rewards == "again" and main.rollout_outcome == RolloutOutcome.JUDGE_FAILURE

@@ -1,4 +1,4 @@
-"""What run processes are given, and what becomes of them and their runs, written down in the buffer."""
+"""Provides what run processes are started with, and stores the outcomes of processes and runs in the buffer."""
 
 import asyncio
 import logging
@@ -25,16 +25,16 @@ _STATES = {"returned": RunState.FINISHED, "stopped": RunState.STOPPED, "failed":
 
 MAX_EARLIER_RUNS = 8
 DIGEST_WAIT_S = 5.0
-"""For what large input files hold; after it, runs of which that is not known yet are left out."""
+"""Time limit for the digests of large input files; runs without one by then are left out."""
 
 
 class RunRecords:
-    """What the supervisor of run processes asks, and where it notes what they do."""
+    """What the supervisor reads about runs, and where it records what their processes do."""
 
     def __init__(self, buffer: Buffer, gateway: RunGateway, own_url: str, traces: RunTraces, files: InputFiles) -> None:
         """``own_url`` is where run processes reach this server."""
         self.on_ended: Callable[[str], None] = lambda _: None
-        """Told of each run that has no process any more, and is fed no more."""
+        """Called for each run that no longer has a process and is no longer fed."""
         self._buffer = buffer
         self._gateway = gateway
         self._own_url = own_url
@@ -42,13 +42,13 @@ class RunRecords:
         self._files = files
 
     async def launch_payload(self, run_id: str) -> dict[str, Any]:
-        """The caller's payload with the run's private buffer address, and with every id that it need not generate.
+        """The caller's payload with the run's private buffer address and all ids that need not be generated again.
 
-        Asked before each restart: there are more ids to skip by then.
+        Called before each restart, because there are more ids to skip by then.
         """
         entry = self._buffer.get(run_id)
         run = entry.run
-        # A generator with our base learns of finished groups and slots by its plan, which is exact per epoch.
+        # A generator with our base learns of finished groups and slots from its plan, which is exact per epoch.
         skip = run.base_skip if run.is_native_generator else await skip_instance_ids(entry.buffer)
         return {
             "num_repeat_per_sample": run.settings.group_size,  # a caller may have sent group_size instead
@@ -59,16 +59,16 @@ class RunRecords:
         }
 
     async def _captured(self, run: Run) -> dict[str, str]:
-        """The addresses by which a foreign generator's calls and samples come through the gateway, if they are to."""
+        """Gateway addresses for the calls and samples of a captured generator; empty if it is not captured."""
         if not is_captured(run):
             return {}
         url = await self._gateway.capture_url(run)
-        # Generators append to what they are given: some clients want the /v1 in it, others add it.
+        # Generators append to the address they are given: some clients expect /v1 in it, others add it.
         is_versioned = all(each.rstrip("/").endswith("/v1") for each in engine_urls(run.payload))
         return {"remote_engine_url": f"{url}/v1" if is_versioned else url, "remote_buffer_url": url}
 
     async def process_started(self, run_id: str, attempt: int) -> None:
-        """The run's process is up, for the first time or after a crash."""
+        """Record that the run's process is up, for the first time or after a crash."""
         if attempt > 1:  # before the state changes: its first sample may come right after
             await self.expect_repeats(run_id)
 
@@ -76,19 +76,19 @@ class RunRecords:
             run.state, run.process_ended_s = RunState.RUNNING, None
             run.is_waiting_for_engine = run.is_gateway_waiting = run.is_held = run.is_last_slot_reported = False
 
-        # Before anybody can see that it runs: from then on its trace is there, for a standstill too.
+        # Before the run is visibly running: from then on its trace exists, for stalls too.
         self.note_process(run_id, "restarted" if attempt > 1 else "started")
         await self._buffer.update(run_id, change)
 
     async def earlier_traces(self, run_id: str) -> list[str]:
-        """The trace folders of earlier runs of the same task type and input, newest first, for policies that use them.
+        """Trace folders of earlier runs of the same task type and input, newest first, for policies that use them.
 
-        A run without a scheduler of its own looks at none. What goes wrong in finding them costs no start.
+        Empty for a run without its own scheduler. An error while searching does not fail the start.
         """
         try:
             return [str(self._traces.folder_of(each)) for each in await self._earlier_runs(run_id)]
         except Exception:
-            logger.exception("run %s: what earlier runs have recorded cannot be found, and is not used", run_id)
+            logger.exception("run %s: the traces of earlier runs cannot be found and are not used", run_id)
             return []
 
     async def _earlier_runs(self, run_id: str) -> list[str]:
@@ -113,7 +113,7 @@ class RunRecords:
         return bool(digest) and digest == await self._digest(other, deadline)
 
     async def _digest(self, run: Run, deadline: Deadline) -> str:
-        """What its input file held at its start; "" where nobody knows."""
+        """Digest of the run's input file at its start; "" if unknown."""
         file = _file_of(run)
         if run.input_sha256 or file is None:
             return run.input_sha256
@@ -122,42 +122,42 @@ class RunRecords:
         return ""
 
     def process_settings(self, run_id: str) -> dict[str, Any]:
-        """What the run's process is told about its trace."""
+        """Trace settings for the run's process."""
         return self._traces.process_settings(self._buffer.get(run_id).run)
 
     def note_process(self, run_id: str, what: Literal["started", "ended", "failed", "restarted"]) -> None:
-        """Record in the run's trace what became of its process."""
+        """Record the outcome of the run's process in its trace."""
         with suppress(RunNotFound):
             self._buffer.get(run_id).buffer.changes.process_changed(what)
 
     async def expect_repeats(self, run_id: str) -> None:
-        """Another process of the run follows one that died; only our base knows which samples the first one wrote."""
+        """Prepare for a new process after one that died; only our base knows which samples the first one wrote."""
         entry = self._buffer.get(run_id)
         is_native = entry.run.is_native_generator
         try:
-            # Its groups are idle from now on, and not only once it asks for its plan: it may take its time to begin.
+            # Its groups are idle from now on, not only once it asks for its plan, since it may start slowly.
             await (note_new_process if is_native else admission.expect_repeats)(entry.buffer)
         except StorageFailed:
-            what = "its groups age meanwhile" if is_native else "repeated samples may open further groups"
+            what = "its groups keep ageing" if is_native else "repeated samples may open further groups"
             logger.warning("run %s: the journal fails, %s", run_id, what)
 
     async def process_ended(self, run_id: str, outcome: ProcessOutcome) -> None:
-        """The run has no process any more."""
+        """Record how the run's process ended."""
         log = "\n".join(outcome.log_tail)
         parts = (outcome.error, outcome.traceback, log and f"last log lines:\n{log}")
         reason = "\n".join(part for part in parts if part) or outcome.kind
         try:
             await self.end(run_id, _STATES[outcome.kind], reason)
         except RunNotFound:
-            logger.warning("a process of run %s ended, which the buffer does not know", run_id)
+            logger.warning("a process ended of run %s, which the buffer does not have", run_id)
 
     async def fail(self, run_id: str, error: ForebayError) -> None:
-        """The run cannot start, or go on."""
+        """Record that the run failed to start or to continue."""
         logger.warning("run %s failed: %s", run_id, error)
         await self.end(run_id, RunState.FAILED, f"{error.message}\n{error.hint}".strip())
 
     async def end(self, run_id: str, state: RunState, reason: str) -> None:
-        """The run has no process, and will have none. Raises ``RunNotFound``."""
+        """End a run that has no process and will not get one. Raises ``RunNotFound``."""
         now_s = self._buffer.get(run_id).buffer.active.now_s()
 
         def change(run: Run) -> None:
@@ -170,6 +170,6 @@ class RunRecords:
 
 
 def _file_of(run: Run) -> tuple[str, str] | None:
-    """The input file of a run's last start, and its fingerprint then."""
+    """The input file of a run's last start, and its fingerprint at that time."""
     given = run.payload.get("input_file")
     return (given, run.input_fingerprint) if isinstance(given, str) and run.input_fingerprint else None

@@ -1,9 +1,9 @@
-"""The server's part of the traces of its runs, and what is done for all of them.
+"""The server's part of its runs' traces, and their upkeep.
 
-In: changes of groups and batches, by ``buffer/change_records``; reads, by ``read_records``, which makes one of all the
-polls of a wait; what becomes of a run's process, by ``runs/records``. ``run_traces`` has the recorder of each run, and
-what other processes are told that record. Nothing is recorded for a sample, and nothing is written in the loop.
+Input: group and batch changes come from ``buffer/change_records``. ``read_records`` combines all polls of one wait into
+a read. ``runs/records`` reports the life of run processes. ``run_traces`` has the recorder of each run, and the trace
+settings for other processes. Single samples are not recorded, and the event loop never writes to disk.
 
-Out: ``trace_upkeep`` keeps the files of each run to their budget and closes those of runs that are over, from time to
-time and in a thread, and adds up for ``/metrics`` what the processes of runs have written.
+Upkeep: in a thread, ``trace_upkeep`` regularly trims the files of each run to their budget, closes those of ended runs,
+and adds up for ``/metrics`` what the processes of runs have written.
 """

@@ -1,6 +1,6 @@
-"""Reads by trainers, each a record: asked, satisfied by which group, judged, first and last byte.
+"""Records of trainers' reads: when asked, which group satisfied it, when judged, first and last byte.
 
-A trainer that polls waits from its first poll on: polls without groups, and the one that brings some, are one read.
+A trainer that polls waits from its first poll: polls without groups, and the one that returns some, are one read.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from forebay.telemetry.tracing.records import Open, Read, Span
 from forebay.telemetry.tracing.trace_ids import new_span_id
 
 SAME_WAIT_S = 120.0
-"""So long after a poll in vain the next one is still of the same wait: slime's client may pause for a minute."""
+"""An empty poll and the next one within this time belong to one wait: slime's client may pause for a minute."""
 NOTED_AFTER_S = 10.0
-"""A wait that lasts longer is noted while it does."""
+"""A wait longer than this is recorded while it lasts."""
 
 NOTHING_READY = "nothing_ready"
 CLIENT_GONE = "client_gone"
@@ -35,7 +35,7 @@ class _Wait:
     num_polls: int = 0
     is_noted: bool = False
     ended_s: float = 0.0
-    """When its last poll was answered, in vain."""
+    """When its last poll was answered without groups."""
     worst: str = ""
 
 
@@ -46,10 +46,10 @@ class ReadRecords:
         self._sink = sink
         self._weight_version = weight_version
         self._in_vain: dict[Hashable, _Wait] = {}
-        """By what was asked for, the waits that another poll may go on with."""
+        """Waits that another poll may continue, by what was asked for."""
 
     def begin(self, request: ReadRequest) -> "TracedRead":
-        """A trainer asks, perhaps again."""
+        """Start the record of a request, which may continue an earlier wait."""
         now_s, key = monotonic(), _key(request)
         wait = self._in_vain.pop(key, None)
         if wait is not None and now_s - wait.ended_s > SAME_WAIT_S:
@@ -61,20 +61,20 @@ class ReadRecords:
         return TracedRead(self, wait, request)
 
     def keep(self, wait: _Wait, worst: str) -> None:
-        """A poll was answered without groups: another one may follow."""
+        """Keep the wait of a poll answered without groups: another one may follow."""
         wait.ended_s, wait.worst = monotonic(), worst
-        if earlier := self._in_vain.get(wait.key):  # two trainers that ask for the same
+        if earlier := self._in_vain.get(wait.key):  # two trainers asked for the same
             self.write(earlier)
         self._in_vain[wait.key] = wait
 
     def flush(self) -> None:
-        """Nobody will ask any more: what has been waited for in vain is recorded."""
+        """Record all unsatisfied waits, since no more polls will come."""
         waits, self._in_vain = self._in_vain, {}
         for wait in waits.values():
             self.write(wait)
 
     def note(self, wait: _Wait, step: int | None) -> None:
-        """A wait has lasted long, and goes on."""
+        """Record a wait that has lasted long and continues."""
         if not self._sink.rate:
             return
         wait.is_noted = True
@@ -82,7 +82,7 @@ class ReadRecords:
         self._sink.write(Open(name="read", t=self._sink.at(wait.asked_s), id=wait.id, at=at))
 
     def write(self, wait: _Wait, batch: LeasedBatch | None = None, times: tuple[float, float, int] = (0, 0, 0)) -> None:
-        """Record a read that is over; ``times`` are its first and last byte, and how many there were."""
+        """Record a finished read; ``times`` has the times of its first and last byte, and the number of bytes."""
         sink, t = self._sink, self._sink.at(wait.asked_s)
         first_s, sent_s, num_bytes = times
         read = Read(t=t, id=wait.id, num_polls=wait.num_polls, weights=self._weight_version(), worst=wait.worst)
@@ -126,28 +126,28 @@ class TracedRead:
             self._timer.cancel()
 
     def in_vain(self, worst: str = NOTHING_READY) -> None:
-        """It was answered without groups."""
+        """Record that the request was answered without groups."""
         self._stop()
         self._records.keep(self._wait, worst)
 
     def found(self, batch: LeasedBatch) -> None:
-        """It has its groups, and the reply is made of them."""
+        """Record that the request has its groups, and the reply is being built."""
         self._batch = batch
 
     def begins(self, num_bytes: int) -> None:
-        """The reply goes out."""
+        """Record the start of the reply."""
         self._first_s, self._num_bytes = monotonic(), num_bytes
 
     def failed(self, error: BaseException) -> None:
-        """It ended without a whole reply."""
-        if isinstance(error, RunEnded):  # a client that does not hear it polls on
+        """Record that the request ended without a complete reply."""
+        if isinstance(error, RunEnded):  # a client that misses this error keeps polling
             self.in_vain(error.code)
             return
         self._wait.worst = error.code if isinstance(error, ForebayError) else CLIENT_GONE
         self.ended(is_sent=False)
 
     def ended(self, *, is_sent: bool) -> None:
-        """Its last byte went out, or its client went away before."""
+        """Record the end of the reply: the last byte was sent, or the client left before."""
         self._stop()
         if not is_sent and not self._wait.worst:
             self._wait.worst = CLIENT_GONE

@@ -1,4 +1,4 @@
-"""The server's part of the traces of its runs: where they lie, and one recorder for each run."""
+"""The server's part of its runs' traces: their folders, and one recorder per run."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,21 +16,21 @@ from forebay.telemetry.tracing.tracer import Tracer, TraceSettings, start_tracin
 
 
 def start_of(run: Run) -> int:
-    """Which start of the run is recorded: that of one that is still looked at is about to be the first."""
+    """The number of the run's recorded start; a run that is still being checked is about to make its first."""
     return max(1, run.num_starts)
 
 
 class RunTrace:
-    """What the server records of one run. The first record opens a file; ``rest`` closes it."""
+    """Writes the server's records of one run. The first record opens a file; ``rest`` closes it."""
 
     def __init__(self, run: Run, settings_of: Callable[[Run], TraceSettings], busy: "dict[str, RunTrace]") -> None:
         self.run = run
         self._busy = busy
         self.reads = ReadRecords(self, lambda: self.run.weight_version)
         self.last_record_s = 0.0
-        """By ``time.monotonic``."""
+        """Time of the last record, by ``time.monotonic``."""
         self.dropped: Counter[str] = Counter(spans=0, summaries=0)
-        """Spans and summaries that its processes could not write, or that went for want of room."""
+        """Spans and summaries that its processes could not write, or that were removed to meet the budget."""
         self._settings_of = settings_of
         self._tracer: Tracer | None = None
         self._start = 0
@@ -42,7 +42,7 @@ class RunTrace:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more can be written, as on a full disk."""
+        """Whether nothing more can be written, for example on a full disk."""
         return self._tracer is not None and self._tracer.has_ended
 
     def at(self, monotonic_s: float) -> int:
@@ -54,37 +54,37 @@ class RunTrace:
         self._current().write(record)
 
     def write_if_open(self, record: Record) -> None:
-        """Take a record from another thread than the loop's, if there was one before."""
+        """Write a record from another thread than the loop's, unless no file is open yet."""
         if self._tracer is not None:
             self._tracer.write(record)
 
     def _current(self) -> Tracer:
         start = start_of(self.run)
         if self._tracer is None or self._start != start:
-            if self._tracer is not None:  # not closed here: that writes
+            if self._tracer is not None:  # not closed here: closing writes
                 self._replaced.append(self._tracer)
             self._start = start
             self._tracer = start_tracing(self._settings_of(self.run), "server")
         return self._tracer
 
     def close_earlier(self) -> None:
-        """Close the files of earlier starts; it writes, and thus is not for the loop's thread."""
+        """Close the files of earlier starts. Writes, so call it outside the event loop's thread."""
         while self._replaced:
             self._replaced.pop().close()
 
     def rest(self) -> None:
-        """Close all files until there is something to record; not for the loop's thread."""
+        """Close all files until the next record. Call it outside the event loop's thread."""
         self.close_earlier()
         if self._tracer is not None:
             self._tracer.rest()
 
     def flush(self) -> None:
-        """Write what was recorded so far; not for the loop's thread."""
+        """Write all records so far. Call it outside the event loop's thread."""
         if self._tracer is not None:
             self._tracer.flush()
 
     def view(self) -> dict[str, Any]:
-        """What there is to say of it in the run's status."""
+        """The trace's entry in the run's status."""
         return {
             "has_ended": self.has_ended,
             "dropped": {what: self.dropped[what] for what in ("spans", "summaries")},
@@ -95,15 +95,15 @@ class RunTraces:
     """The traces of all runs."""
 
     def __init__(self, folder_of: Callable[[str], Path], max_bytes: int) -> None:
-        """``folder_of`` a run's id; the files of all its processes take ``max_bytes``, and 0 keeps summaries alone."""
+        """``folder_of`` maps a run's id to its folder. ``max_bytes`` limits a run's files; 0 keeps only summaries."""
         self.folder_of = folder_of
         self.max_bytes = max_bytes
         self._traces: dict[str, RunTrace] = {}
         self.busy: dict[str, RunTrace] = {}
-        """Those to look after: of runs that have not ended, or of which something was recorded since the last look."""
+        """Traces that need upkeep: of runs that have not ended, or with records since the last upkeep."""
 
     def of(self, run: Run) -> RunTrace:
-        """The trace of a run, which goes on when the run is loaded again."""
+        """The trace of a run, continued when the run is loaded again."""
         trace = self._traces.setdefault(run.run_id, RunTrace(run, self.settings, self.busy))
         trace.run = run
         if not run.has_ended:
@@ -111,7 +111,7 @@ class RunTraces:
         return trace
 
     def get(self, run_id: str) -> RunTrace:
-        """That of a run that was loaded."""
+        """The trace of a loaded run."""
         return self._traces[run_id]
 
     def forget(self, run_id: str) -> None:
@@ -120,16 +120,16 @@ class RunTraces:
         del self._traces[run_id]
 
     def reads(self, run_id: str) -> ReadRecords:
-        """The reads of that run."""
+        """The read records of a run."""
         return self._traces[run_id].reads
 
     @property
     def all(self) -> list[RunTrace]:
-        """Those of all runs that were loaded."""
+        """The traces of all loaded runs."""
         return list(self._traces.values())
 
     def settings(self, run: Run) -> TraceSettings:
-        """What a process of the run is told that records."""
+        """Trace settings for a process of the run."""
         return TraceSettings(
             folder=str(self.folder_of(run.run_id)),
             run_id=run.run_id,
@@ -139,19 +139,19 @@ class RunTraces:
         )
 
     def process_settings(self, run: Run) -> dict[str, Any]:
-        """The same for another process."""
+        """Trace settings as JSON values, for another process."""
         return msgspec.structs.asdict(self.settings(run))
 
 
 class AllRuns:
-    """Stands for the traces of all runs that are alive: what holds up the server holds up each of them."""
+    """Records in the traces of all live runs: a stall of the server stalls each of them."""
 
     def __init__(self, traces: RunTraces) -> None:
         self._traces = traces
         self._offset_ns = time_ns() - monotonic_ns()
 
     def note_stall(self, stall: Stall) -> None:
-        """The server's event loop stands still, or did; told from any thread."""
+        """Record a stall of the server's event loop, ended or not. Any thread may call it."""
         record = LoopStall.of(stall, self._offset_ns)
         for trace in self._traces.all:
             if trace.run.is_alive:

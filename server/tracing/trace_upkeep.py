@@ -1,4 +1,4 @@
-"""What is done for traces from time to time, in a thread: their budget, files of runs that are over, their numbers."""
+"""Regular upkeep of traces, in a thread: keeps budgets, closes files of ended runs, and sums up their numbers."""
 
 import asyncio
 import logging
@@ -21,9 +21,9 @@ from forebay.telemetry.tracing.trace_file import FOREIGN_BYTES
 
 EVERY_S = 5.0
 IDLE_S = 10.0
-"""The files of a run that has ended are closed so long after its last record."""
+"""An ended run's files are closed this long after its last record."""
 MAX_OTHER_PHASES = 32
-"""So many names that users' code gave are told apart; Prometheus keeps a series for each."""
+"""Distinct phase names from users' code that are counted apart; Prometheus keeps a series for each."""
 OTHER = "other"
 _NS = 1e9
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class TraceUpkeep:
-    """Looks after all traces while the server runs. Enter it with ``async with`` before any run is loaded."""
+    """Maintains all traces while the server runs. Enter it with ``async with`` before any run is loaded."""
 
     def __init__(self, traces: RunTraces) -> None:
         self._traces = traces
@@ -53,24 +53,24 @@ class TraceUpkeep:
         await asyncio.to_thread(self._rest_all)
 
     async def begin(self) -> None:
-        """Runs are loaded, and none has a process yet: what their traces hold is of an earlier life of the server."""
+        """Start, once runs are loaded and before any has a process: skip what an earlier server recorded."""
         folders = [self._traces.folder_of(trace.run.run_id) for trace in self._traces.all]
         await asyncio.to_thread(self._skip, folders)
         self._tasks.start(self._keep_looking())
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Of the rollouts of all runs since the server started, by phase."""
-        # A copy, in one step: a thread may be adding to it.
+        """Seconds spent in rollouts of all runs since the server started, by phase."""
+        # Copied in one step: a thread may be adding to it.
         return dict(self._tail.seconds)
 
     @property
     def dropped(self) -> Counter[str]:
-        """Spans and summaries that no trace has, of all runs since the server started."""
+        """Spans and summaries missing from the traces of all runs since the server started."""
         return sum((trace.dropped for trace in self._traces.all), Counter())
 
     async def look(self) -> None:
-        """Do all of it once."""
+        """Run all upkeep once."""
         async with self._looking:
             now_s = monotonic()
             for run_id, trace in list(self._traces.busy.items()):
@@ -81,7 +81,7 @@ class TraceUpkeep:
                 await asyncio.to_thread(self._look_at, trace, is_over)
 
     async def read_on(self) -> None:
-        """Bring the numbers up to date."""
+        """Update the numbers."""
         async with self._looking:
             await asyncio.to_thread(self._read_all, list(self._traces.busy.values()))
 
@@ -104,8 +104,8 @@ class TraceUpkeep:
             trace.rest()
         try:
             removed = enforce_budget(self._traces.folder_of(trace.run.run_id), self._traces.max_bytes)
-        except OSError as error:  # a full disk, of which the log tells already; others' traces have their turn
-            logger.debug("the trace of run %s is not kept to its budget for now: %s", trace.run.run_id, error)
+        except OSError as error:  # a full disk, which is logged elsewhere; other traces still get their turn
+            logger.debug("the trace of run %s cannot be trimmed to its budget for now: %s", trace.run.run_id, error)
         else:
             trace.dropped.update(spans=removed.spans, summaries=removed.summaries)
 
@@ -113,25 +113,25 @@ class TraceUpkeep:
         try:
             self._tail.read(self._traces.folder_of(trace.run.run_id), trace.dropped)
         except OSError as error:
-            logger.debug("the trace of run %s cannot be read just now: %s", trace.run.run_id, error)
+            logger.debug("the trace of run %s cannot be read at the moment: %s", trace.run.run_id, error)
 
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
             try:
                 await self.look()
-            except Exception:  # tracing costs nothing but itself
-                logger.exception("traces are not looked after for now")
+            except Exception:  # a failure of tracing must not stop the server
+                logger.exception("upkeep of traces failed; it is retried")
 
 
 class _Summary(msgspec.Struct):
-    """What is wanted of a ``RolloutSummary``."""
+    """The fields used of a ``RolloutSummary``."""
 
     phases: dict[str, int] = {}
 
 
 class _Dropped(msgspec.Struct):
-    """What is wanted of a ``Dropped``."""
+    """The fields used of a ``Dropped``."""
 
     spans: int = 0
     summaries: int = 0
@@ -142,43 +142,43 @@ _decode_dropped = msgspec.json.Decoder(_Dropped).decode
 
 
 class TraceTail:
-    """Reads on in what the processes of runs add to their traces, and sums it up since the server started.
+    """Reads what the processes of runs append to their traces, and sums it up since the server started.
 
-    Only summaries and what was dropped are decoded; of all other lines nothing but the beginning is looked at. Used by
-    one thread at a time.
+    Decodes only summaries and counts of dropped records; checks only the beginning of other lines. Used by one thread
+    at a time.
     """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Of rollouts, by phase."""
+        """Seconds of rollouts, by phase."""
         self._read: dict[Path, int] = {}
         self._others: set[str] = set()
 
     def skip(self, folder: Path) -> None:
-        """What is there already is of an earlier life of the server."""
+        """Skip existing lines, which an earlier server process recorded."""
         for path in trace_files(folder):
             self._read[path] = path.stat().st_size
 
     def read(self, folder: Path, dropped: Counter[str]) -> None:
-        """Add what has come since, and to ``dropped`` what processes say that they could not write.
+        """Add new lines, and to ``dropped`` the records that processes report as not written.
 
-        Half a line at the end of a file waits for its other half.
+        An incomplete last line of a file is read once it is complete.
         """
         paths = trace_files(folder)
         for path in paths:
             try:
-                # A run has a file for each process that has ever recorded; nearly all of them say no more.
+                # A run has a file for each process that ever recorded; nearly all of them no longer grow.
                 if self._read.get(path, 0) != path.stat().st_size <= FOREIGN_BYTES:
                     with open(path, "rb", opener=regular_opener) as file:
                         self._read_on(path, file, dropped)
-            except OSError:  # the budget took it, or the run's own code has put something else there
+            except OSError:  # the budget removed it, or the run's own code replaced it
                 continue
         for gone in [path for path in self._read if path.parent == folder and path not in paths]:
             del self._read[gone]
 
     def _read_on(self, path: Path, file: BinaryIO, dropped: Counter[str]) -> None:
         size, offset = path.stat().st_size, self._read.get(path, 0)
-        if size < offset:  # its spans were taken out; it is closed, and was read to its end before
+        if size < offset:  # its spans were removed; it is closed, and was read to its end before
             self._read[path] = size
         if size <= offset:
             return
@@ -196,7 +196,7 @@ class TraceTail:
             elif line.startswith(b'{"kind":"dropped"'):
                 lost = _decode_dropped(line)
                 dropped.update(spans=lost.spans, summaries=lost.summaries)
-        except (msgspec.DecodeError, ValueError):  # a broken line: the report names it
+        except (msgspec.DecodeError, ValueError):  # a broken line: the profile report names it
             return
 
     def _name(self, phase: str) -> str:
