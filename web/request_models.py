@@ -38,7 +38,7 @@ def parse(model: type[Model], body: bytes) -> Model:
 
 
 def parse_request(body: bytes) -> dict[str, Any]:
-    """Read a JSON object whose strings can be stored and used as names. Raises ``InvalidInput`` that names the field."""
+    """Read a JSON object whose strings can be stored and used as names. Raises ``InvalidInput`` naming the field."""
     value = _read_object(body)
     check_texts(value)
     return value

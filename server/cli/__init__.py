@@ -1,14 +1,14 @@
 """The command line: ``forebay``.
 
-``command_line.py`` puts the commands together, runs one, and turns errors into a line, a hint and an exit code: 2 for
-wrong input, 1 for what the server or the machine refuses. Each command stands in the module that is named after it
-(``serve_commands``, ``start_command``, ``run_commands``, ``gc_command``, ``generator_commands``, ``profile_command``,
-``simulate_command``, ``trace_commands``, ``compare/``, ``demo/``, ``recordings/``): it reads its flags
-(``options.py``), asks the server (``client.py``, over ``client/calls``, which finds the run that is meant, too)
-where it has to, and shows the answer (``output.py``; ``run_facts.py`` for a run, ``progress.py`` for one that goes on,
-``profile_summary.py`` for where its time went, ``simulate_summary.py`` for other schedulers) as a table for people or,
-with ``--json``, as it came. Commands about a log find it with ``trace_source.py``, which fetches what
-only a server has. ``own_token.py`` hides the token that a command was given from other processes.
+``command_line.py`` assembles the commands, runs one, and turns errors into a line, a hint and an exit code: 2 for wrong
+input, 1 for what the server or the machine refuses. Each command is in the module named after it (``serve_commands``,
+``start_command``, ``run_commands``, ``gc_command``, ``generator_commands``, ``profile_command``, ``simulate_command``,
+``trace_commands``, ``compare/``, ``demo/``, ``recordings/``). A command reads its flags (``options.py``) and calls the
+server (``client.py``, over ``client/calls``, which also resolves a run's name). It prints the answer with ``output.py``
+as a table for people or, with ``--json``, unchanged. ``run_facts.py`` formats a run, ``progress.py`` a run in progress,
+``profile_summary.py`` where its time went, and ``simulate_summary.py`` other schedulers. Commands about a log find it
+with ``trace_source.py``, which downloads logs that only a server has. ``own_token.py`` hides the token given to a
+command from other processes.
 """
 
 from forebay.core.child_process import skip_httpx_command
@@ -19,9 +19,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line."""
-    hide_own_token()  # first: what follows takes a while
+    hide_own_token()  # first: the rest takes a while
     skip_httpx_command()
-    # Imported here, so that the processes which the command line starts need not load all of it.
+    # Imported here, so that processes started by the command line need not load all of it.
     from forebay.server.cli.options import loading
 
     with loading():

@@ -1,4 +1,4 @@
-"""``python -m forebay.server.cli``: the command line without its script."""
+"""``python -m forebay.server.cli``: the command line without its installed script."""
 
 from forebay.server.cli import main
 

@@ -1,4 +1,4 @@
-"""The server as the commands see it: JSON in, JSON out, and errors that say what to do."""
+"""The commands' view of the server: JSON in, JSON out, and errors with a remedy."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 JSON_BODY = {"Content-Type": "application/json"}
 MAX_CANDIDATES = 20
-"""How many runs an error lists that could be meant."""
+"""Maximum number of candidate runs that an error lists."""
 
 View = dict[str, Any]
 
 
 class NoServer(ForebayError, ConnectionError):
-    """Nobody answers at the server's address."""
+    """No server answers at the given address."""
 
     code = "no_server"
     status = 503
 
 
 class ServerClient:
-    """Calls the native API at ``url``. Raises ``ForebayError`` with what the server said, or that nobody answers."""
+    """Calls the native API at ``url``. Raises ``ForebayError`` with the server's error, or ``NoServer``."""
 
     def __init__(self, url: str, token: str = "") -> None:
         # Imported here and below: commands that call no server, and each --help, start without an HTTP client.
@@ -41,25 +41,25 @@ class ServerClient:
         self._transport.close()
 
     def get(self, path: str, **query: str | int) -> dict[str, Any]:
-        """The reply to a GET."""
+        """Send a GET and return the reply."""
         from forebay.client.calls.flow import Call
 
         return self._ask(Call("GET", path, query=query or None))
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The reply to a POST."""
+        """Send a POST and return the reply."""
         from forebay.client.calls.flow import Call
 
         return self._ask(Call("POST", path, _encoded(body or {}), JSON_BODY))
 
     def delete(self, path: str) -> dict[str, Any]:
-        """The reply to a DELETE."""
+        """Send a DELETE and return the reply."""
         from forebay.client.calls.flow import Call
 
         return self._ask(Call("DELETE", path))
 
     def save(self, path: str, write: Callable[[bytes], object]) -> None:
-        """Give ``write`` the reply to a GET, which may be long, as it comes."""
+        """Send a GET and pass the reply, which may be long, to ``write`` as it arrives."""
         from forebay.client.calls.flow import Call, decoded
 
         call = Call("GET", path)
@@ -72,8 +72,8 @@ class ServerClient:
             raise self._as_refusal(error, reply.status) from None
 
     def find_run(self, run: str) -> dict[str, Any]:
-        """The run with this id or name, or with the only one that begins so: see ``pick_run``, also for its errors."""
-        # Of runs with other names, the newest are enough for the names that an error suggests.
+        """The run with this id or name, or a unique prefix of one. Selects and raises as ``pick_run`` does."""
+        # For the names that an error suggests, the newest runs are enough.
         found = (self.runs(prefix=run) if run else []) or self.get("/v1/runs")["runs"]
         return pick_run(found[::-1], run)
 
@@ -108,21 +108,21 @@ class ServerClient:
 
     @staticmethod
     def _as_refusal(error: ForebayError, status: int) -> ForebayError:
-        # As what the server calls it, InvalidInput say, it would end the command like a wrong flag.
+        # With the server's own class, such as InvalidInput, the command would exit as for a wrong flag.
         return ForebayError(error.message, hint="pass --token, or set FOREBAY_TOKEN" if status == 401 else error.hint)
 
 
 def pick_run(views: Sequence[View], given: str) -> View:
-    """The one of ``views`` (oldest first) that ``given`` names.
+    """Select the one of ``views`` (oldest first) that ``given`` names.
 
-    That is the run with this id; else the newest of this name; else the only one that has an id or a name which begins
-    so, where several runs of one name are its newest. Raises ``InvalidInput`` if ``given`` is empty or begins several,
-    ``RunNotFound`` if it begins none.
+    An exact id wins, then the newest run with this exact name, then the only run whose id or name begins with
+    ``given``; several runs of one name count as their newest. Raises ``InvalidInput`` if ``given`` is empty or
+    ambiguous, ``RunNotFound`` if no run matches.
     """
     if not given:
         raise InvalidInput("RUN is empty", hint="give a run's id or name; `forebay status` lists them")
     by_id = {view["run_id"]: view for view in views}
-    by_name = {view["name"]: view for view in views}  # of several under one name the newest stays
+    by_name = {view["name"]: view for view in views}  # of several with one name, the newest is kept
     for exact in (by_id, by_name):
         if given in exact:
             return exact[given]
@@ -131,8 +131,8 @@ def pick_run(views: Sequence[View], given: str) -> View:
     }
     if not begun:
         near = get_close_matches(given, [text for text in (*by_id, *by_name) if text], n=3)
-        meant = f"do you mean {' or '.join(near)}? " if near else ""
-        message = f"the server knows no run {given!r}"
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        message = f"the server has no run {given!r}"
         raise RunNotFound(given, message=message, hint=f"{meant}`forebay status` lists the runs")
     if len(begun) > 1:
         hint = "give more of the id, or the whole name"

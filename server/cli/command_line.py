@@ -35,17 +35,17 @@ app.command("serve")(serve_commands.serve)
 app.command("start")(start_command.command)
 app.command("status")(run_commands.status)
 app.command("stop")(run_commands.stop)
-app.command("gc", short_help="Remove stored samples that nobody can ask for any more.")(gc_command.command)
-app.command("profile", short_help="Tell why steps were slow.")(profile_command.command)
+app.command("gc", short_help="Remove stored samples that are no longer needed.")(gc_command.command)
+app.command("profile", short_help="Show why steps were slow.")(profile_command.command)
 app.command("simulate", short_help="Try schedulers on a recorded run, in virtual time.")(simulate_command.command)
-app.command("compare", short_help="Judge a recording again, with other hooks, rewards or settings.")(
+app.command("compare", short_help="Judge a recording again with other hooks, rewards or settings.")(
     compare_command.command
 )
 app.add_typer(generator_commands.app, name="generators")
 app.add_typer(serve_commands.engine_app, name="engine")
 app.add_typer(trace_commands.app, name="trace")
 app.add_typer(recording_commands.app, name="recording")
-app.command("demo", short_help="Try everything at once, on this machine.")(demo.command)
+app.command("demo", short_help="Try everything together on this machine.")(demo.command)
 
 
 def _show_version(is_asked: bool) -> None:
@@ -70,6 +70,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except InvalidInput as error:
         show_error(error)
         raise SystemExit(USAGE_EXIT_CODE) from None
-    except (ForebayError, OSError) as error:  # anything else is a defect, whose traceback should be seen
+    except (ForebayError, OSError) as error:  # anything else is a defect, and its traceback should be shown
         show_error(error)
         raise SystemExit(1) from None

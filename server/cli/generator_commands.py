@@ -1,4 +1,4 @@
-"""``forebay generators``: what is found, what is wrong with it, who answers its hooks, and a file to begin with."""
+"""``forebay generators``: lists generator files, checks one, shows what implements its hooks, and writes a new one."""
 
 import asyncio
 import shlex
@@ -26,15 +26,15 @@ from forebay.server.cli.serve_commands import read_settings
 START_LIMIT_S = 120.0
 
 Answers = dict[str, list[str]]
-"""Hook → who implements it, the one asked first in front."""
+"""Implementations of each hook, in the order in which they are called."""
 
 
-app = typer.Typer(no_args_is_help=True, help="List, check and begin generator files. No server is needed.")
+app = typer.Typer(no_args_is_help=True, help="List, check and create generator files. No server is needed.")
 
 
-@app.command("list", short_help="List the files that are found, and who answers each hook.")
+@app.command("list", short_help="List generator files and what implements each hook.")
 def list_all(generators: GeneratorPaths = None, config: ConfigPath = None, as_json: AsJson = False) -> None:
-    """List what a server started in this folder would find, and who answers each hook."""
+    """List the generators that a server started in this folder would find, and what implements each hook."""
     settings = read_settings(config, generators=generators or None)
     infos, answers = asyncio.run(_look(settings.generators, settings))
     if as_json:
@@ -43,15 +43,16 @@ def list_all(generators: GeneratorPaths = None, config: ConfigPath = None, as_js
         _show_list(infos, answers)
 
 
-@app.command("check", short_help="Tell everything that is wrong with a file.")
+@app.command("check", short_help="Show everything that is wrong with a file.")
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A generator file, whatever its name.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A generator file of any name.")],
     config: ConfigPath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import a file in a process of its own, tell everything that is wrong with it, and who answers each hook."""
+    """Import a file in its own process; show everything that is wrong with it and what implements each hook."""
     if file.is_dir():
-        raise InvalidInput(f"{file} is a folder", hint=f"`{own_command()} generators list --generators {file}` tells")
+        hint = f"`{own_command()} generators list --generators {file}` lists its files"
+        raise InvalidInput(f"{file} is a folder", hint=hint)
     if not file.is_file():
         raise InvalidInput(f"there is no file {file}", hint=f"`{own_command()} generators new TASK_TYPE` writes one")
     settings = read_settings(config)
@@ -65,18 +66,18 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command("new", short_help="Write a file that works as it is.")
+@app.command("new", short_help="Write a working generator file to start from.")
 def new(
-    task_type: Annotated[str, typer.Argument(metavar="TASK_TYPE", help="What a start selects the generator by.")],
+    task_type: Annotated[str, typer.Argument(metavar="TASK_TYPE", help="Name by which a start selects the generator.")],
     given_folder: Annotated[
         Path | None,
         typer.Option(
             "--folder",
-            help="Where to write it.  [default: generators; my_tasks in a checkout of Forebay]",
+            help="Folder to write to.  [default: generators; my_tasks in a checkout of Forebay]",
         ),
     ] = None,
 ) -> None:
-    """Write a generator file that works as it is, and print its path, and the commands to go on with."""
+    """Write a working generator file to start from; print its path and the next commands."""
     folder = given_folder or default_folder()
     if is_the_package(folder):
         raise InvalidInput(f"{folder} is Forebay's own package", hint="choose another --folder, or give none")
@@ -85,7 +86,7 @@ def new(
     except OSError as error:
         raise ForebayError(f"{folder} cannot be written: {error.strerror}") from None
     echo(str(path))
-    # A server looks into ./generators by itself.
+    # A server searches ./generators by default.
     where = "" if folder.resolve() == OWN_FOLDER.resolve() else f" --generators {shlex.quote(str(folder))}"
     command = own_command()
     echo(f"check it: {command} generators check {shlex.quote(str(path))}", err=True)
@@ -93,18 +94,18 @@ def new(
 
 
 async def _look(given: Sequence[Path], settings: Settings) -> tuple[list[GeneratorInfo], dict[Path, Answers]]:
-    """Every generator file with its verdict, and who answers the hooks of the usable ones."""
+    """Every generator file with its verdict, and what implements the hooks of the usable ones."""
     async with Catalog(given, working_dir=Path.cwd(), inspect_timeout_s=settings.inspect_timeout_s) as catalog:
         infos = await catalog.scan()
     return infos, await _hook_answers(infos)
 
 
 async def _hook_answers(infos: Sequence[GeneratorInfo]) -> dict[Path, Answers]:
-    """Who answers the hooks of each usable generator: its file, an installed plugin, or what is built in."""
+    """What implements the hooks of each usable generator: its file, an installed plugin, or the built-in."""
     usable = [info for info in infos if info.status == "ok"]
     if not installed_plugins():
         return {info.path: _answers_of_file(info) for info in usable}
-    # Only a hook host may import plugins: they are somebody else's code.
+    # Only a hook host may import plugins: they are third-party code.
     answers = await asyncio.gather(*(_answers_of_host(info) for info in usable))
     return {info.path: each for info, each in zip(usable, answers, strict=True)}
 
@@ -134,7 +135,7 @@ async def _answers_of_host(info: GeneratorInfo) -> Answers:
 
 
 def _as_document(info: GeneratorInfo, answers: dict[Path, Answers]) -> dict[str, Any]:
-    """A file as ``GET /v1/generators`` shows it, and who answers its hooks."""
+    """A file as ``GET /v1/generators`` shows it, and what implements its hooks."""
     return {**info.as_json(), "answered_by": answers.get(info.path, {})}
 
 
@@ -171,12 +172,12 @@ def _show_one(info: GeneratorInfo, answers: Answers | None) -> None:
         "status": info.status,
         "problems": "\n".join(info.problems),
         "base": "forebay.generators.base" if info.imports_base else "its own",
-        "contract": info.contract or ("found out by the first answer" if info.hooks else ""),
+        "contract": info.contract or ("determined by the first answer" if info.hooks else ""),
         "replaces": info.replaces and str(info.replaces),
     }
     show_table(console, facts_table(facts))
     if info.traceback:
         console.print(f"\n{info.traceback.rstrip()}", markup=False, soft_wrap=True)
     if answers is not None:
-        console.print("\nhooks are answered by")
-        show_table(console, facts_table({f"  {hook}": ", ".join(by) or "nobody" for hook, by in answers.items()}))
+        console.print("\nhooks are implemented by")
+        show_table(console, facts_table({f"  {hook}": ", ".join(by) or "-" for hook, by in answers.items()}))

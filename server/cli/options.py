@@ -1,4 +1,4 @@
-"""What several commands share: options, folders to write in, how they are called, loading their parts quickly."""
+"""Shared by several commands: options, writable folders, the command's own name, and fast imports."""
 
 import errno
 import gc
@@ -22,7 +22,7 @@ PLOT_ENDINGS = (".png", ".svg")
 
 Url = Annotated[str, typer.Option("--url", envvar="FOREBAY_URL", help="Address of the server.")]
 Token = Annotated[str, typer.Option("--token", envvar="FOREBAY_TOKEN", help="The server's bearer token.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 GeneratorPaths = Annotated[
     list[Path] | None, typer.Option("--generators", help="Folder or file with generators; repeatable.")
 ]
@@ -30,39 +30,39 @@ ConfigPath = Annotated[Path | None, typer.Option("--config", help="TOML file wit
 
 
 def make_writable(folder: Path) -> Path:
-    """``folder``, made if it is not there. Raises ``InvalidInput`` where nothing can be written in it."""
+    """Create ``folder`` if it is missing. Raises ``InvalidInput`` if it is not writable."""
     reason = ""
     try:
         folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
-    # Asked before anything is opened: the first write would fail in the middle of a start, with a traceback.
+    # Checked before anything is opened: otherwise the first write would fail during the start, with a traceback.
     if not reason and not os.access(folder, os.W_OK | os.X_OK):
         reason = os.strerror(errno.EACCES)
     if reason:
-        hint = "give --data-dir a folder that this user may write in"
+        hint = "give --data-dir a folder that this user can write to"
         raise InvalidInput(f"{folder} cannot be used: {reason}", hint=hint, field="data_dir")
     return folder
 
 
 def check_plot(plot: Path | None) -> None:
-    """Raise ``InvalidInput`` for a picture that cannot be written: before the work is done, which may take minutes."""
+    """Raise ``InvalidInput`` for a plot that cannot be written, before work that may take minutes."""
     if plot is None:
         return
     if plot.suffix.lower() not in PLOT_ENDINGS:
         raise InvalidInput(
-            f"{plot} is no picture", hint=f"its ending is one of {', '.join(PLOT_ENDINGS)}", field="plot"
+            f"{plot} is not an image file", hint=f"use one of the endings {', '.join(PLOT_ENDINGS)}", field="plot"
         )
     if plot.is_dir():
         raise InvalidInput(f"{plot} is a folder", hint="--plot names the file to write", field="plot")
     if not plot.parent.is_dir():
-        hint = "make it first, or choose another --plot"
+        hint = "create it first, or choose another --plot"
         raise InvalidInput(f"there is no folder {plot.parent}", hint=hint, field="plot")
 
 
 @contextmanager
 def writing_plot(plot: Path) -> Iterator[None]:
-    """Say that the picture was written, or raise ``ForebayError``."""
+    """Report that the plot was written, or raise ``ForebayError``."""
     try:
         yield
     except OSError as error:
@@ -73,7 +73,7 @@ def writing_plot(plot: Path) -> Iterator[None]:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Let the cyclic collector rest: what imports make stays, and walking it again and again is a tenth of a start."""
+    """Pause the cyclic collector: imported objects stay, and scanning them repeatedly takes a tenth of a start."""
     gc.disable()
     try:
         yield
@@ -82,7 +82,7 @@ def loading() -> Iterator[None]:
 
 
 def own_command() -> str:
-    """How this command line is called from here: by its path, unless the shell finds it."""
+    """How to call this command line: its name if the shell finds it, otherwise its path."""
     script = Path(sys.executable).with_name("forebay")
     if shutil.which("forebay") or not script.exists():
         return "forebay"

@@ -1,7 +1,6 @@
-"""How the commands write: tables for people, JSON for scripts, errors as a line and a hint.
+"""Output of the commands: tables for people, JSON for scripts, errors as a line and a hint.
 
-Everything that a command prints goes through here, where ``telemetry/visible_text.py`` makes harmless what others
-wrote.
+All output passes through here, where ``telemetry/visible_text.py`` escapes control characters in text from others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,33 +28,33 @@ class VisibleConsole(Console):
 
 
 class VisibleTable(Table):
-    """A table whose strings are texts, without markup, before their widths are looked at."""
+    """A table whose strings are plain text without markup before their widths are measured."""
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         super().add_row(*(Text(visible(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def echo(text: str, *, err: bool = False, fg: str | None = None) -> None:
-    """A line, on standard output or error."""
+    """Print a line on standard output or error."""
     typer.secho(visible(text), err=err, fg=fg)
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console on standard output (or error); where that is no terminal, wide enough not to break paths."""
+    """A console on standard output or error; outside a terminal, wide enough not to break paths."""
     console = VisibleConsole(stderr=stderr, highlight=False)
-    # Where there is no terminal, rich assumes 80 columns and breaks paths in two.
+    # Without a terminal, rich assumes 80 columns and breaks paths in two.
     if not console.is_terminal:
         console = VisibleConsole(stderr=stderr, highlight=False, width=WIDTH_OF_NO_TERMINAL)
     return console
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     typer.echo(visible_json(value))
 
 
 def show_error(error: Exception) -> None:
-    """The error as one paragraph on standard error, and its hint, if it has one, on a line of its own."""
+    """Print the error as one paragraph on standard error, and its hint, if any, on its own line."""
     echo(f"error: {error}", err=True, fg="red")
     hint = getattr(error, "hint", "")
     if hint:
@@ -71,10 +70,10 @@ def columns_table(*headers: str) -> Table:
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Print a table and cut nothing of it: where it does not fit, its lines are longer than the terminal's."""
+    """Print a table without truncation: lines may be longer than the terminal is wide."""
     options = console.options.update(max_width=WIDEST, markup=False)
     if table.show_header:
-        # An id that is broken over two lines cannot be copied. Facts, whose values are prose and paths, fold.
+        # An id broken over two lines cannot be copied. Values of facts are prose and paths, and may fold.
         for column in table.columns:
             column.min_width = max(Measurement.get(console, options, cell).minimum for cell in _cells(column))
     needed = Measurement.get(console, options, table)
@@ -101,5 +100,5 @@ def facts_table(facts: Mapping[str, Any]) -> Table:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """``a 1 · b 2``, zeros left out; a dash for nothing at all."""
+    """``a 1 · b 2``, zeros left out; a dash if all are zero."""
     return " · ".join(f"{name} {number}" for name, number in counts.items() if number) or "-"

@@ -1,7 +1,7 @@
-"""The token that a command was given, kept from other processes of the same user: those run users' code.
+"""Hides the token given to a command from other processes of the same user, which run users' code.
 
-``/proc/<pid>/environ`` and ``/proc/<pid>/cmdline`` show what a process was started with, whatever it does to its
-variables later, because they show the memory where the kernel put that. So that memory is written over.
+``/proc/<pid>/environ`` and ``/proc/<pid>/cmdline`` show the original arguments and environment, even if the process
+changes its variables later, because they show the memory that the kernel filled. So that memory is overwritten.
 """
 
 import os
@@ -18,9 +18,9 @@ _ARG_START, _STATE = 48, 3
 
 
 def hide_own_token() -> None:
-    """Write over the token in what others see of this process, and let nobody look into it. Does nothing without one.
+    """Overwrite the token where other processes could read it, and forbid them to inspect this process's memory.
 
-    ``os.environ`` and ``sys.argv`` keep it.
+    Does nothing without a token. ``os.environ`` and ``sys.argv`` keep it.
     """
     variable = os.environ.get(_VARIABLE, "")
     shown = [(f"{_VARIABLE}=", variable)] if variable else []
@@ -33,7 +33,7 @@ def hide_own_token() -> None:
         for name, token in shown:
             _write_over(os.fsencode(name), os.fsencode(token))
         if variable:
-            os.environ[_VARIABLE] = variable  # the C library still pointed at what was written over
+            os.environ[_VARIABLE] = variable  # the C library still pointed at the overwritten memory
         close_to_others()
 
 
@@ -48,8 +48,8 @@ def _write_over(name: bytes, token: bytes) -> None:
 
 
 def _places() -> list[tuple[int, int]]:
-    """Where this process has the arguments and the environment that it was started with."""
-    # The name of the program stands in brackets, and may hold anything.
+    """Memory ranges of the arguments and environment that this process was started with."""
+    # The program's name is in brackets, and may contain any character.
     fields = _STAT.read_bytes().rpartition(b")")[2].split()
     arg_start, arg_end, env_start, env_end = map(int, fields[_ARG_START - _STATE :][:4])
     return [(arg_start, arg_end), (env_start, env_end)]

@@ -16,12 +16,12 @@ from forebay.server.cli.trace_source import DataDir, Given, TraceSource, open_so
 from forebay.telemetry.visible_text import visible, visible_json
 
 if TYPE_CHECKING:
-    # Loaded where it is needed: all other commands start without.
+    # Imported where it is needed, so that other commands start without it.
     from forebay.telemetry.analysis.report import ProfileReport
 
 
 class ReportFormat(StrEnum):
-    """What a report can be written as."""
+    """Output formats of a report."""
 
     html = "html"
     md = "md"
@@ -32,17 +32,17 @@ SUFFIXES = {".html": ReportFormat.html, ".htm": ReportFormat.html, ".md": Report
 TO_STANDARD_OUTPUT = Path("-")
 
 StepName = Annotated[str | None, typer.Option("--step", help="Only this step.")]
-WorkerName = Annotated[str | None, typer.Option("--worker", help="Only the requests of this engine, or worker.")]
+WorkerName = Annotated[str | None, typer.Option("--worker", help="Only requests of this engine or worker.")]
 Compared = Annotated[
-    list[str] | None, typer.Option("--compare", metavar="RUN|DIR…", help="Set these beside it, step by step.")
+    list[str] | None, typer.Option("--compare", metavar="RUN|DIR…", help="Compare it with these, step by step.")
 ]
 MoreCompared = Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)]
 ChosenFormat = Annotated[
     ReportFormat | None,
-    typer.Option("--format", help="A page with pictures, or the same without; a summary in the terminal without it."),
+    typer.Option("--format", help="html has plots, md and json do not.  [default: a summary in the terminal]"),
 ]
 OutputFile = Annotated[
-    Path | None, typer.Option("--output", help="File to write; - is standard output. Its ending says the format.")
+    Path | None, typer.Option("--output", help="File to write; - is standard output. Its ending selects the format.")
 ]
 
 
@@ -58,13 +58,13 @@ def command(
     token: Token = "",
     data_dir: DataDir = None,
 ) -> None:
-    """Tell why steps were slow: which request, turn and event held them up, the costliest first."""
+    """Show why steps were slow: which request, turn and event delayed them, the costliest first."""
     if more and not compare:
         raise InvalidInput(
-            f"one run is profiled, and {len(more) + 1} are given", hint="set others beside it: --compare"
+            f"only one run can be profiled (got {len(more) + 1})", hint="compare it with others: --compare"
         )
     wanted = _format(chosen, output)
-    # Asked before the work is done, which may take a minute.
+    # Checked before work that may take a minute.
     if wanted is ReportFormat.html:
         from forebay.telemetry.render.page import require_plotly
 
@@ -89,7 +89,7 @@ def _check_writable(output: Path | None) -> None:
     if output.is_dir():
         raise InvalidInput(f"{output} is a folder", hint="--output names the file to write")
     if not output.parent.is_dir():
-        raise InvalidInput(f"there is no folder {output.parent}", hint="make it first, or choose another --output")
+        raise InvalidInput(f"there is no folder {output.parent}", hint="create it first, or choose another --output")
 
 
 def _report(source: TraceSource, step: str | None, worker: str | None) -> "ProfileReport":
@@ -123,7 +123,7 @@ def _write(wanted: ReportFormat | None, output: Path | None, reports: "Sequence[
 
 
 def _json(reports: "Sequence[ProfileReport]") -> str:
-    """The report; where others are set beside it, they are its ``compared``, and what differs its ``comparison``."""
+    """The report as JSON. ``compared`` has the other reports, if any, and ``comparison`` the differences."""
     import msgspec
 
     from forebay.telemetry.analysis.compare import compare
@@ -142,7 +142,7 @@ def _deliver(text: str, output: Path) -> None:
         try:
             output.write_text(text, encoding="utf-8")
         except OSError as error:
-            with suppress(OSError):  # half a page would look like a page
+            with suppress(OSError):  # half a page would look like a whole one
                 output.unlink(missing_ok=True)
             hint = "make room, or name another file with --output"
             raise ForebayError(f"{output} cannot be written: {error.strerror}", hint=hint) from None
@@ -150,5 +150,5 @@ def _deliver(text: str, output: Path) -> None:
 
 
 def _file_name(source: str) -> str:
-    """Of the last part of a run's id or folder."""
+    """A file name made from the last part of a run's id or folder."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).name).strip("-.") or "report"

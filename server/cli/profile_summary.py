@@ -1,4 +1,4 @@
-"""A report on one screen: what cost most, then the steps that cost most."""
+"""A profile report on one screen: the costliest findings, then the slowest steps."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ MOST_PROBLEMS = 3
 
 
 def show_summary(console: Console, report: ProfileReport, others: Sequence[ProfileReport] = ()) -> None:
-    """Print it."""
+    """Print the summary of a report, and what differs in ``others``."""
     _line(console, report.source, style="bold")
     facts = [counted(report.num_steps, "step"), counted(report.num_requests, "request"), seconds_text(report.total_s)]
     _line(console, " · ".join(facts), style="dim")
@@ -47,13 +47,13 @@ def _line(console: Console, text: str, style: str = "") -> None:
 
 def _show_findings(console: Console, report: ProfileReport) -> None:
     if not report.findings:
-        _line(console, "Nothing held the run up by as much as 5 % of a step.", style="green")
+        _line(console, "Nothing delayed the run by as much as 5 % of a step.", style="green")
         return
-    # The sentence and where it was take the rest of the line, and fold within it.
+    # The sentence and its location take the rest of the line, and fold within it.
     table = VisibleTable(box=None, padding=(0, 2, 0, 0))
     table.add_column("lost", justify="right", no_wrap=True, style="bold red")
     table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("what held it up", overflow="fold")
+    table.add_column("what delayed it", overflow="fold")
     findings = ranked(report)
     for finding in findings[:MOST_FINDINGS]:
         table.add_row(seconds_text(finding.seconds), share_text(finding.share), _sentence(finding))
@@ -71,7 +71,7 @@ def _show_steps(console: Console, steps: Sequence[StepSummary]) -> None:
     costly = sorted(steps, key=lambda step: (not step.is_outlier, -step.seconds))[:MOST_STEPS]
     names = {step.name for step in costly}
     rows = [_step_row(step) for step in steps if step.name in names]
-    # A log need not tell all of it.
+    # A log may lack some of these values.
     known = [index for index in range(len(STEP_HEADERS)) if index == 0 or any(row[index] != "-" for row in rows)]
     table = columns_table(*(STEP_HEADERS[index] for index in known))
     for index, column in zip(known, table.columns, strict=True):

@@ -1,4 +1,4 @@
-"""The numbers of a run as it goes on, shown live in a terminal, or as lines where there is none."""
+"""Live numbers of a run, in a terminal panel, or as lines without a terminal."""
 
 import time
 from collections import deque
@@ -30,10 +30,10 @@ class RateMeter:
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def update(self, count: int) -> float:
-        """Note the total so far; the rate."""
+        """Record the total so far, and return the rate."""
         now_s = self.clock()
         self._seen.append((now_s, count))
-        # One that is older than the window stays: without it there would be no rate after a long pause.
+        # One entry older than the window is kept: without it there would be no rate after a long pause.
         while len(self._seen) > 2 and self._seen[1][0] <= now_s - RATE_WINDOW_S:
             self._seen.popleft()
         first_s, first = self._seen[0]
@@ -42,7 +42,7 @@ class RateMeter:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """One look at a run: its view as the server gives it, samples per second, and the mean reward if it is known."""
+    """A snapshot of a run: the server's view of it, samples per second, and the mean reward if known."""
 
     view: dict[str, Any]
     samples_per_s: float
@@ -50,7 +50,7 @@ class RunProgress:
 
     @property
     def num_samples(self) -> int:
-        """Everything that arrived but repetitions."""
+        """Samples received, without duplicates."""
         return sum(number for name, number in samples_of(self.view).items() if name != "duplicate")
 
     @property
@@ -60,28 +60,28 @@ class RunProgress:
 
     @property
     def groups(self) -> dict[str, int]:
-        """Groups by state, as a reader of the display thinks of them."""
+        """Groups by state, as displayed."""
         groups = groups_of(self.view)
         num_leased = groups.pop("leased")
         return {**groups, "ready": groups["ready"] + num_leased}
 
     def groups_text(self) -> str:
-        """Groups by state; the discarded ones by reason as well."""
+        """Groups by state, as text; discarded ones also by reason."""
         why = f" ({counts_text(self.view['discarded'])})" if self.groups["discarded"] else ""
         return " · ".join(f"{name} {number}" for name, number in self.groups.items()) + why
 
     def samples_text(self) -> str:
-        """How many came in, and how fast."""
+        """Number and rate of received samples, as text."""
         failed = self.view["samples"].get("failed", 0)
         replayed = replayed_text(self.view)
         return f"{self.num_samples} in · {failed} failed · {self.samples_per_s:.0f}/s{replayed and f' · {replayed}'}"
 
     def reward_text(self) -> str:
-        """The mean reward, where it is known."""
+        """The mean reward as text; "" if unknown."""
         return "" if self.mean_reward is None else f"mean {self.mean_reward:.3f}"
 
     def as_line(self, elapsed_s: float) -> str:
-        """Everything on one line."""
+        """All progress on one line."""
         total = self.view["num_groups_total"]
         done = f"{self.num_done} of {total} done: " if total is not None else ""
         parts = [f"groups {done}{self.groups_text()}", f"samples {self.samples_text()}"]
@@ -90,7 +90,7 @@ class RunProgress:
         return f"[{elapsed_s:5.1f} s] {state_text(self.view)}: " + " | ".join(parts)
 
     def as_panel(self, elapsed_s: float) -> RenderableType:
-        """Everything in a frame with a bar."""
+        """All progress in a frame with a bar."""
         facts: dict[str, Any] = {
             "run": f"{self.view['run_id']}, {self.view['task_type']}",
             "groups": self.groups_text(),
@@ -102,13 +102,13 @@ class RunProgress:
             bar = Table.grid(padding=(0, 1))
             bar.add_row(ProgressBar(total, self.num_done, width=BAR_WIDTH), f"{self.num_done} of {total} groups")
             facts = {"done": bar, **facts}
-        # A title that is too long for the frame would be cut: what must not be stands inside it.
+        # A title too long for the frame would be cut, so important facts are inside the frame.
         title = Text(f"{state_text(self.view)} · {elapsed_s:.0f} s")
         return Panel(facts_table(facts), title=title, title_align="left", expand=False, padding=(0, 1))
 
 
 class LiveDisplay:
-    """A panel that is drawn again and again, and gone at the end."""
+    """A panel that is redrawn in place, and removed at the end."""
 
     def __init__(self, console: Console) -> None:
         self._began_s = time.monotonic()
@@ -146,7 +146,7 @@ class LineDisplay:
             self._write(self._unshown)
 
     def show(self, progress: RunProgress) -> None:
-        """Write the newest progress, or keep it until its time."""
+        """Print the newest progress, or keep it until the next line is due."""
         now_s = time.monotonic()
         self._unshown = progress.as_line(now_s - self._began_s)
         if now_s >= self._next_s:
@@ -159,5 +159,5 @@ class LineDisplay:
 
 
 def make_display(console: Console) -> LiveDisplay | LineDisplay:
-    """The display that fits where ``console`` writes."""
+    """The display that suits ``console``: live in a terminal, otherwise lines."""
     return LiveDisplay(console) if console.is_terminal else LineDisplay(console)

@@ -21,18 +21,18 @@ from forebay.server.cli.output import (
 from forebay.server.cli.run_facts import age_text, alarm_of, groups_of, run_facts, samples_of, state_text
 
 NEWEST = 100
-"""Runs that are listed without ``--all``."""
+"""Number of runs listed without ``--all``."""
 MOST_LINES = 10_000
-"""As many as the server gives."""
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id or name of a run, or the beginning of one.")]
+"""Maximum number of log lines that the server returns."""
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id or name of a run, or a unique prefix.")]
 
 
 def status(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="Id or name of one run, or its beginning; all are listed without it."),
+        typer.Argument(metavar="RUN", help="Id or name of one run, or a unique prefix. Without it, runs are listed."),
     ] = None,
-    log_lines: Annotated[int, typer.Option("--log", min=0, help="Show this many lines of the run's log, too.")] = 0,
+    log_lines: Annotated[int, typer.Option("--log", min=0, help="Also show this many lines of the run's log.")] = 0,
     uid: Annotated[
         str, typer.Option("--agent", metavar="UID", help="Show instead what the agent of this sample printed.")
     ] = "",
@@ -44,9 +44,9 @@ def status(
     """Show the server's newest runs, or one of them."""
     if run is None and (uid or log_lines):
         flag = "--agent" if uid else "--log"
-        raise InvalidInput(f"{flag} is of one run, and none is given", hint=f"forebay status RUN {flag} …")
+        raise InvalidInput(f"{flag} needs one run, but none is given", hint=f"forebay status RUN {flag} …")
     if run is not None and lists_all:
-        raise InvalidInput(f"--all lists every run, and {run} is one", hint="leave one of the two out")
+        raise InvalidInput(f"--all lists every run, but one run is given: {run}", hint="leave one of the two out")
     with ServerClient(url, token) as server:
         if run is None:
             reply = server.get("/v1/runs", limit=NEWEST)
@@ -75,7 +75,7 @@ def _show_printed(lines: list[str], as_json: bool) -> None:
 
 
 def stop(run: RunName, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """End a run's process. Its data stays, and what is complete can still be read."""
+    """Stop a run's process. Its data is kept, and complete groups can still be read."""
     with ServerClient(url, token) as server:
         view = server.post(f"/v1/runs/{server.find_run(run)['run_id']}/stop")
     if as_json:
@@ -91,7 +91,7 @@ def _show_all(reply: dict[str, Any], as_json: bool) -> None:
     if reply["runs"]:
         _show_table(reply["runs"])
     else:
-        echo("no run was started yet")
+        echo("no run has been started yet")
     if len(reply["runs"]) == NEWEST:
         echo("older runs are listed by `forebay status --all`")
     show_storage(reply["storage"])

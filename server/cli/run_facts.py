@@ -1,4 +1,4 @@
-"""A run in words, as ``status`` and the end of ``start --follow`` show it."""
+"""Text about a run, as shown by ``status`` and at the end of ``start --follow``."""
 
 import json
 import time
@@ -10,24 +10,24 @@ from forebay.server.cli.options import own_command
 from forebay.server.cli.output import counts_text
 
 DISCARD_REASONS = {
-    "invalid": "all rewards equal: nothing to learn from, unless is_valid_group is your own",
+    "invalid": "all rewards are equal, so there is nothing to learn, unless is_valid_group is your own",
     "timed_out": "too few samples at its deadline",
     "filtered": "too few samples left after the filter",
     "incomplete": "too few rows after the last hook",
     "hook_failed": "a hook failed",
     "failed": "every rollout failed",
     "unreadable": "a stored sample could not be read back",
-    "stale": "the weights that made it were too old",
+    "stale": "the weights that generated it were too old",
 }
-"""Why groups are discarded, in words."""
+"""Descriptions of the reasons for discarding groups."""
 
 
 def state_text(view: dict[str, Any]) -> str:
-    """The state of a run in a few words."""
+    """The state of a run as text."""
     notes = {
         "has_ended": "ended",
         "is_waiting_for_engine": "waiting for its engine",
-        "is_held": "held until the next weight version",
+        "is_held": "paused until the next weight version",
         "is_paused": "its engines are paused",
         "is_stalled": "no progress since its group deadline",
     }
@@ -35,12 +35,12 @@ def state_text(view: dict[str, Any]) -> str:
 
 
 def alarm_of(view: dict[str, Any]) -> str:
-    """Why little or nothing comes of the run's groups; "" where there is nothing to say."""
+    """Why the run yields few or no groups; "" without an alarm."""
     return str(view["alarm"]["message"]) if view["alarm"] else ""
 
 
 def problem_of(view: dict[str, Any]) -> str:
-    """What most needs attention: the alarm, or why the trainer has received nothing so far; "" if there is neither."""
+    """The most urgent problem: the alarm, or why the trainer has received nothing so far; "" if neither."""
     groups, samples, discarded = groups_of(view), samples_of(view), _discarded(view)
     if alarm := alarm_of(view):
         return alarm
@@ -53,28 +53,28 @@ def problem_of(view: dict[str, Any]) -> str:
         return f"all {total} finished groups were discarded, most as {reason}: {DISCARD_REASONS.get(reason, '')}"
     waiting = groups["full"] + groups["ready"]
     if waiting and not (groups["leased"] or groups["delivered"]):
-        return f"no trainer has read a batch of this run yet, and {waiting} groups are waiting"
+        return f"{waiting} groups are ready, but no trainer has read a batch of this run yet"
     return ""
 
 
 def failure_of(view: dict[str, Any]) -> ForebayError:
-    """That a run failed, with the first line of its reason; tracebacks are left to ``status``."""
+    """An error with the first line of the run's reason; ``status`` shows tracebacks."""
     reason = str(view["reason"]).partition("\n")[0]  # a traceback may follow
     return ForebayError(
-        f"{view['run_id']} failed: {reason}", hint=f"`{own_command()} status {view['run_id']}` tells it all"
+        f"{view['run_id']} failed: {reason}", hint=f"`{own_command()} status {view['run_id']}` shows the full error"
     )
 
 
 def nothing_usable(view: dict[str, Any]) -> ForebayError:
-    """That a run has ended, and there is nothing of it to train on."""
+    """An error for a run that ended without a group to train on."""
     discarded = ", ".join(f"{number} {reason}" for reason, number in _discarded(view))
-    what = f"all its groups were discarded: {discarded}" if discarded else "it made no group"
+    what = f"all its groups were discarded: {discarded}" if discarded else "it produced no group"
     hint = f"`{own_command()} status {view['run_id']} --log 20` shows what it did"
-    return ForebayError(f"nothing of {view['run_id']} can be trained on: {what}", hint=hint)
+    return ForebayError(f"{view['run_id']} has no groups to train on: {what}", hint=hint)
 
 
 def run_facts(view: dict[str, Any]) -> dict[str, str]:
-    """What there is to say of a run, by its label; what does not apply is empty."""
+    """Facts about a run by label; those that do not apply are empty."""
     return {
         "problem": problem_of(view),
         "run": view["run_id"],
@@ -109,7 +109,7 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
 
 
 def groups_of(view: dict[str, Any]) -> dict[str, int]:
-    """A run's groups in numbers. Open ones that are full are not called open: they wait for a read to judge them."""
+    """Counts of a run's groups. Full open groups are counted as full: a read will judge them."""
     states, num_full = view["groups"], view["num_groups_full"]
     return {
         "open": states["open"] - num_full,
@@ -122,19 +122,19 @@ def groups_of(view: dict[str, Any]) -> dict[str, int]:
 
 
 def has_usable_groups(view: dict[str, Any]) -> bool:
-    """Whether a trainer got a group of the run, or could."""
+    """Whether a trainer received a group of the run, or can."""
     groups = groups_of(view)
     return any(groups[state] for state in ("full", "ready", "leased", "delivered"))
 
 
 def replayed_text(view: dict[str, Any]) -> str:
-    """What was not generated, in numbers; "" for a run that replays nothing."""
+    """Counts of what was replayed instead of generated; "" without a replay."""
     if not view.get("replay"):
         return ""
     names = {"replay_hits": "replayed", "replay_misses": "missed", "replay_substitutes": "substitutes"}
     numbers = {label: view["counts"].get(name, 0) for name, label in names.items()}
     shown = {label: number for label, number in numbers.items() if number or label == "replayed"}
-    return f"{counts_text(shown)} · {view['counts'].get('replay_tokens', 0):,} tokens not paid again"
+    return f"{counts_text(shown)} · {view['counts'].get('replay_tokens', 0):,} tokens not generated again"
 
 
 def _replay_text(view: dict[str, Any]) -> str:
@@ -152,7 +152,7 @@ def _worker_text(worker: dict[str, Any]) -> str:
     memory = f", {worker['rss_bytes'] / 2**20:.0f} MiB" if worker["rss_bytes"] else ""
     text = f"{worker['number']}{where}: {worker['state']}, {worker['num_in_flight']} in flight{restarts}{memory}"
     if worker["blocked_s"]:
-        text += f"; its loop stands still for {worker['blocked_s']:.0f} s: {worker['blocked_at']}"
+        text += f"; its event loop is blocked for {worker['blocked_s']:.0f} s: {worker['blocked_at']}"
     if worker["reason"]:
         what = "waits for a place" if worker["state"] == "unplaced" else "the one before it"
         text += f"; {what}: {worker['reason']}"
@@ -165,9 +165,9 @@ def _groups_text(view: dict[str, Any]) -> str:
 
 
 def _idle_text(number: int) -> str:
-    """Which groups do not age; "" for none."""
+    """How many open groups do not age; "" for none."""
     have = "has" if number == 1 else "have"
-    return f"{number} of the open groups {have} no rollout in flight: deadlines stand still" if number else ""
+    return f"{number} of the open groups {have} no rollout in flight: their deadlines are paused" if number else ""
 
 
 def _discarded(view: dict[str, Any]) -> list[tuple[str, int]]:
@@ -182,22 +182,22 @@ def _discarded_text(view: dict[str, Any]) -> str:
 def _rewards_text(rewards: dict[str, Any]) -> str:
     if not rewards["num"]:
         return ""
-    return f"mean {rewards['mean']:.3f} · least {rewards['min']:g} · greatest {rewards['max']:g}"
+    return f"mean {rewards['mean']:.3f} · min {rewards['min']:g} · max {rewards['max']:g}"
 
 
 def _tokens_text(tokens: dict[str, Any]) -> str:
     if not tokens["kept"] and not tokens["wasted"]:
         return ""
     means = [
-        f"{tokens[f'mean_{ending}']:,} in {article} {ending} one"
-        for article, ending in (("a", "finished"), ("an", "aborted"))
+        f"{tokens[f'mean_{ending}']:,} per {ending} rollout"
+        for ending in ("finished", "aborted")
         if tokens[f"mean_{ending}"] is not None
     ]
     return " · ".join([f"{tokens['kept']:,} kept", f"{tokens['wasted']:,} wasted", *means])
 
 
 def _scheduler_text(scheduler: dict[str, Any] | None) -> str:
-    """The policy, and what it reads; "" where there is none, and of a server that does not tell."""
+    """The policy and its settings; "" without one, or from an older server."""
     if not scheduler:
         return ""
     settings = [f"{name}={json.dumps(value)}" for name, value in scheduler.items() if name != "policy"]
@@ -205,21 +205,21 @@ def _scheduler_text(scheduler: dict[str, Any] | None) -> str:
 
 
 def _trace_text(trace: dict[str, Any] | None) -> str:
-    """What is wrong with what was recorded; "" for nothing, and of a server that records nothing."""
+    """Problems of the run's trace; "" for none, or if the server records no traces."""
     if not trace:
         return ""
-    ended = "ended, since the disk takes no more; the run's next start is recorded again" if trace["has_ended"] else ""
+    ended = "stopped: the disk is full or failed; recording resumes at the next start" if trace["has_ended"] else ""
     dropped = counts_text({f"{what} left out": number for what, number in trace["dropped"].items() if number})
     return " · ".join(part for part in (ended, dropped) if part)
 
 
 def samples_of(view: dict[str, Any]) -> dict[str, int]:
-    """What became of a run's samples, in numbers."""
+    """Counts of a run's samples by outcome."""
     return {name: view["samples"].get(name, 0) for name in ("member", "failed", "late", "surplus", "duplicate")}
 
 
 def age_text(since_s: float) -> str:
-    """How long ago that was, in one unit."""
+    """The age of a time, in one unit."""
     seconds = max(0, int(time.time() - since_s))
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:

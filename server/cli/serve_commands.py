@@ -1,4 +1,4 @@
-"""``forebay serve``: the buffer; ``forebay engine``: the embedded engine, a recorder, and a recorded engine."""
+"""``forebay serve``: the buffer; ``forebay engine``: the embedded engine, a recorder, and a replayed engine."""
 
 import asyncio
 import json
@@ -24,27 +24,25 @@ if TYPE_CHECKING:
 
 AllowedHosts = Annotated[
     str | None,
-    typer.Option(
-        "--allowed-hosts", metavar="NAMES", help="Names by which it may be called besides the machine's own: a,b,.c"
-    ),
+    typer.Option("--allowed-hosts", metavar="NAMES", help="Host names allowed besides the machine's own: a,b,.c"),
 ]
 
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.  [default: 8889]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.  [default: 8889]")] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Directory of the journal and the runs' files.  [default: forebay-data]")
     ] = None,
     generators: GeneratorPaths = None,
     config: ConfigPath = None,
     is_insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow other addresses than loopback, and every name, without a token.")
+        bool, typer.Option("--insecure", help="Allow any address and host name without a token.")
     ] = False,
     allowed_hosts: AllowedHosts = None,
     replay: Annotated[
         str | None,
-        typer.Option(metavar="SOURCE", help="Run or recording that starts over slime's routes replay."),
+        typer.Option(metavar="SOURCE", help="Run or recording for slime's starts to replay."),
     ] = None,
 ) -> None:
     """Run the rollout buffer server.
@@ -62,12 +60,12 @@ def serve(
         replay=replay,
     )
     make_writable(settings.data_dir)
-    with loading():  # only now: what is wrong is told without it
+    with loading():  # only now: errors above are reported without waiting for imports
         from forebay.server import server_process
 
     set_up_logging(settings.log_level)
     bound = server_process.listen(settings)
-    # Whoever listens on every address needs one that other machines can use.
+    # If it listens on every address, show one that other machines can use.
     others = (
         f", for other machines on http://{gethostname()}:{bound.getsockname()[1]}" if is_open(settings.host) else ""
     )
@@ -75,17 +73,17 @@ def serve(
 
 
 def is_open(host: str) -> bool:
-    """Whether to listen on ``host`` is to listen on every address of the machine."""
+    """Whether ``host`` stands for every address of the machine."""
     return host in ("0.0.0.0", "::")  # noqa: S104 - recognised here, not bound
 
 
 def read_settings(config: Path | None, **flags: object) -> Settings:
-    """The settings, or ``InvalidInput`` that names the first wrong one."""
+    """Read the settings. Raises ``InvalidInput`` that names the first wrong one."""
     from forebay.server.runs.start_fields import check_run_defaults
 
     try:
         settings = load_settings(config, **flags)
-        # A variable comes before the file.
+        # A variable overrides the file.
         source = "FOREBAY_RUN_DEFAULTS" if "FOREBAY_RUN_DEFAULTS" in os.environ else str(config)
         check_run_defaults(settings.run_defaults, source)
         return settings
@@ -106,10 +104,10 @@ def read_settings(config: Path | None, **flags: object) -> Settings:
 engine_app = typer.Typer(no_args_is_help=True, help="Serve an embedded engine, or record and replay one.")
 
 
-IsInsecure = Annotated[bool, typer.Option("--insecure", help="Let it be called by every name.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Tell the address as one line of JSON.")]
+IsInsecure = Annotated[bool, typer.Option("--insecure", help="Allow every host name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the address as one line of JSON.")]
 EngineHost = Annotated[str, typer.Option(help="Address to listen on.")]
-EnginePort = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
+EnginePort = Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")]
 Recording = Annotated[Path, typer.Argument(metavar="FILE", help="Recording of calls: calls.fbr.")]
 
 
@@ -118,16 +116,16 @@ def tiny(
     host: EngineHost = "127.0.0.1",
     port: EnginePort = 30000,
     model_path: Annotated[
-        Path | None, typer.Option(help="Hugging Face folder of a causal language model; else the built-in one.")
+        Path | None, typer.Option(help="Hugging Face folder of a causal language model; default: built-in.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Cores that torch may use.")] = 1,
     allowed_hosts: AllowedHosts = None,
     is_insecure: IsInsecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a small model on the CPU, with the API of SGLang as far as Forebay uses it.
+    """Serve a small model on the CPU, with the part of SGLang's API that Forebay uses.
 
-    Without --model-path it serves a built-in model, made on the first call (about 10 s), that adds single digits, and
+    Without --model-path it serves a built-in model, created on the first call (about 10 s), that adds single digits,
     often wrongly. Needs the extra `local`.
     """
     from forebay.engines.tiny.server import announce, serve
@@ -146,7 +144,7 @@ def tiny(
     )
 
 
-@engine_app.command("record", short_help="Keep in a file what an engine answers.")
+@engine_app.command("record", short_help="Record an engine's answers in a file.")
 def record(
     file: Recording,
     upstream: Annotated[str, typer.Option(metavar="URL", help="The engine that answers.")],
@@ -156,10 +154,10 @@ def record(
     is_insecure: IsInsecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stand before an engine, and keep in FILE what it answers. FILE is made, or added to.
+    """Forward calls to an engine and record its answers in FILE, which is created or appended to.
 
-    Whoever would be given the engine's address is given this one. Until SIGTERM or Ctrl-C: then calls in flight have
-    2 s left, and it tells what it has kept.
+    Give clients this address instead of the engine's. It runs until SIGTERM or Ctrl-C. Calls in flight then have 2 s
+    to finish, and it prints what it has recorded.
     """
     from forebay.replay.engine.engine_recorder import EngineRecorder
 
@@ -173,17 +171,15 @@ def record(
         echo(_kept(file, **counts))
 
 
-@engine_app.command("replay", short_help="Answer as a recorded engine did.")
+@engine_app.command("replay", short_help="Replay an engine's recorded answers.")
 def replay(
     file: Recording,
-    speed: Annotated[
-        float, typer.Option(help="0: answers come at once; 1: in the time that they took; 2: in half of it.")
-    ] = 0.0,
+    speed: Annotated[float, typer.Option(help="0: answer at once; 1: at the recorded speed; 2: twice as fast.")] = 0.0,
     upstream: Annotated[
-        str | None, typer.Option(metavar="URL", help="Ask this engine what is missing, and add it to FILE.")
+        str | None, typer.Option(metavar="URL", help="Engine for calls that are missing; they are added to FILE.")
     ] = None,
     is_again: Annotated[
-        bool, typer.Option("--again", help="After the last answer to a request, give its first once more.")
+        bool, typer.Option("--again", help="Start over when a request's recorded answers run out.")
     ] = False,
     host: EngineHost = "127.0.0.1",
     port: EnginePort = 30000,
@@ -191,9 +187,9 @@ def replay(
     is_insecure: IsInsecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer as the engine did whose calls are in FILE, without it. Until SIGTERM or Ctrl-C.
+    """Replay the answers recorded in FILE, without the engine, until SIGTERM or Ctrl-C.
 
-    What was not recorded is a 422 that tells the nearest request. Exits with 1 if there was any.
+    A call that was not recorded gets a 422 that names the nearest request. The exit code is 1 if there was any.
     """
     from forebay.replay.engine.recorded_engine import RecordedEngine
 
@@ -203,17 +199,17 @@ def replay(
 
 
 def _kept(file: Path, *, recorded: int, broken_off: int, lost: int) -> str:
-    parts = [f"{file} has {counted(recorded, 'answer')} more"]
+    parts = [f"{counted(recorded, 'answer')} added to {file}"]
     if broken_off:
         calls = "1 call in flight was" if broken_off == 1 else f"{broken_off:,} calls in flight were"
-        parts.append(f"{calls} broken off, and not recorded")
+        parts.append(f"{calls} cut off and not recorded")
     if lost:
         parts.append(f"{lost:,} could not be written")
     return "; ".join(parts)
 
 
 def _serve(engine: "ServedEngine", announce: Callable[[str], None]) -> None:
-    """Serve until a signal says stop."""
+    """Serve until SIGINT or SIGTERM."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -15,7 +15,7 @@ from forebay.server.cli.output import make_console, print_json
 from forebay.server.cli.trace_source import DataDir, open_source
 
 if TYPE_CHECKING:
-    # Loaded where it is needed: all other commands start without.
+    # Imported where it is needed, so that other commands start without it.
     from forebay.workers.simulator.result_rows import Variation
     from forebay.workers.simulator.simulated_source import SimulatedFacts, SimulatedSource
 
@@ -27,7 +27,7 @@ Given = Annotated[
     ),
 ]
 PopulationName = Annotated[
-    str | None, typer.Option("--population", metavar="NAME", help="Answers that are drawn: short, probe or long.")
+    str | None, typer.Option("--population", metavar="NAME", help="Generated answers: short, probe or long.")
 ]
 Policies = Annotated[
     str | None,
@@ -35,14 +35,14 @@ Policies = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=JSON", help="A setting; one that is given more than once makes more rows."),
+    typer.Option("--set", metavar="NAME=JSON", help="A setting; repeating a name adds rows."),
 ]
-Engines = Annotated[str | None, typer.Option("--engines", metavar="N,M", help="Engines, in place of those of the log.")]
+Engines = Annotated[str | None, typer.Option("--engines", metavar="N,M", help="Engines, instead of the log's number.")]
 Places = Annotated[
-    str | None, typer.Option("--num-process", metavar="N,M", help="Rollouts at once, or auto; one row for each.")
+    str | None, typer.Option("--num-process", metavar="N,M", help="Concurrent rollouts, or auto; one row each.")
 ]
-KvTokens = Annotated[int | None, typer.Option("--kv", min=2, help="Tokens that the cache of one engine holds.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, max=10_000, help="Runs of each row, on the same answers.")]
+KvTokens = Annotated[int | None, typer.Option("--kv", min=2, help="Tokens in one engine's cache.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, max=10_000, help="Simulations per row, on the same answers.")]
 PlotFile = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw time against waste and bias: .png or .svg.")
 ]
@@ -63,7 +63,7 @@ def command(
     token: Token = "",
     data_dir: DataDir = None,
 ) -> None:
-    """Try schedulers on a recorded run, or on a population of answers: the code that runs, in virtual time."""
+    """Try schedulers on a recorded run or on generated answers: the real code in virtual time."""
     if (given is None) == (population is None):
         raise InvalidInput("give RUN|FILE, or --population", hint="one of them", field="source")
     _require_extra()
@@ -95,7 +95,7 @@ def _document(facts: "SimulatedFacts", rows: Sequence[Any]) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """``value`` as JSON can hold it: what is without a bound is null."""
+    """``value`` as JSON allows it: infinity becomes null."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -104,7 +104,7 @@ def _finite(value: Any) -> Any:
 
 
 def _require_extra() -> None:
-    """Raise ``MissingExtra``. Looks without importing."""
+    """Raise ``MissingExtra`` if a package is missing. Checks without importing."""
     from importlib.util import find_spec
 
     for package in ("numpy", "scipy", "matplotlib"):
@@ -140,7 +140,7 @@ def _variations(
         listed = _listed("num_process", num_process)
         places = [each if each == "auto" else _count("num_process", each) for each in listed]
     wanted = list(variations(policies, numbers, places, read_settings(settings)))
-    for variation in wanted:  # what is wrong with any is told before the first is run
+    for variation in wanted:  # errors in any are reported before the first is run
         source.check(varied(source.scenario(0), variation))
     return wanted
 
@@ -149,7 +149,7 @@ def _listed(field: str, given: str) -> list[str]:
     values = [each.strip() for each in given.split(",") if each.strip()]
     if not values:
         option = field.replace("_", "-")
-        raise InvalidInput(f"--{option} names nothing", hint="values with commas between", field=field)
+        raise InvalidInput(f"--{option} is empty", hint="give values separated by commas", field=field)
     return values
 
 
@@ -157,8 +157,8 @@ def _count(field: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= 1_000_000 or len(text) > 7:
         option = field.replace("_", "-")
         raise InvalidInput(
-            f"--{option} must be between 1 and 1000000, got {text!r:.100}",
-            hint="several with commas between",
+            f"--{option} must be between 1 and 1000000 (got {text!r:.100})",
+            hint="separate several by commas",
             field=field,
         )
     return int(text)

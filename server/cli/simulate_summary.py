@@ -1,4 +1,4 @@
-"""What ``forebay simulate`` shows: what the log is, how well its engines were modelled, a row for each variation."""
+"""The output of ``forebay simulate``: facts of the log, the fit of its engines, and a row per variation."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from forebay.workers.simulator.simulated_source import SimulatedFacts
 
 LEGEND = """\
-time/first: mean step time as a share of the first row's, pair by pair of seeds. waste: sampled and not trained on.
-stale: weight versions between start and training. KS: distance of trained from offered lengths. >P90: trained answers
-above the 90th percentile of those offered, 10 % without a bias. tail kept: long answers to ordinary prompts that were
-trained on, for each that was offered; a redraw after a break removes them while KS looks harmless. reward: trained less
-offered. never: prompts that were begun and never trained on. *: no other row beats it in time, waste and bias.\
+time/first: mean step time as a share of the first row's, paired by seed. waste: sampled but not trained on. stale:
+weight versions between start and training. KS: distance between the lengths trained on and offered. >P90: trained
+answers above the 90th percentile of those offered, 10 % without bias. tail kept: share of long answers to ordinary
+prompts that were trained on; a redraw after a break removes them while KS looks harmless. reward: trained minus
+offered. never: prompts started but never trained on. *: no other row beats it in time, waste and bias.\
 """
 
 
 def show_facts(console: Console, facts: "SimulatedFacts") -> None:
-    """What is known before any row."""
+    """Print the facts known before any row."""
     table = {"source": facts.title, **_answers(facts.answers)}
     if facts.run is not None:
         table |= {"run": _run(facts.run)}
@@ -59,7 +59,7 @@ def _answers(facts: "AnswerFacts") -> dict[str, str]:
 def _run(facts: "RunFacts") -> str:
     return (
         f"{facts.makespan_s:,.1f} s on {counted(facts.num_engines, 'engine')}, {facts.num_process:,} at once: engines "
-        f"idle {share_text(facts.idle_share)}, places free {share_text(facts.free_share)}, the last tenth of the "
+        f"idle {share_text(facts.idle_share)}, slots free {share_text(facts.free_share)}, the last tenth of the "
         f"rollouts {share_text(facts.tail_share)} of the time, capped {share_text(facts.capped_share)}, in engines' "
         f"queues {share_text(facts.waiting_share)}"
     )
@@ -74,12 +74,12 @@ def _engines(fit: "EngineFit") -> str:
     speeds = sorted(each.speed for each in costs)
     if len(speeds) > 1:
         parts.append(f"speeds {speeds[0]:.2f} to {speeds[-1]:.2f}")
-    parts.append(f"{cost.tool_s:.2f} s beside it a turn")
+    parts.append(f"{cost.tool_s:.2f} s of other time per turn")
     if cost.kv_tokens is not None:
-        kept = f"{share_text(cost.kv_reserve)} of what calls may still sample kept free"
+        kept = f"{share_text(cost.kv_reserve)} of the tokens that calls may still sample are kept free"
         parts.append(f"cache of {cost.kv_tokens:,} tokens, {kept}")
     if fit.is_limited_by == "places":
-        parts.append(f"{cost.places} places")
+        parts.append(f"{cost.places} slots")
     if not fit.is_limited_by:
         parts.append(f"nothing waited with up to {fit.most_at_once} at once")
     return f"{'; '.join(parts)}; half of {fit.num_calls:,} calls are off by {share_text(fit.error)} or less"
@@ -90,7 +90,7 @@ def _self_check(check: "SelfCheck") -> str:
 
 
 def show_rows(console: Console, rows: "Sequence[ResultRow]") -> None:
-    """The table, and what its columns are."""
+    """Print the table, and a legend of its columns."""
     has_settings = any(row.label for row in rows)
     headers = ["", "policy", *(["settings"] if has_settings else []), "engines", "at once", "step s", "p99 s"]
     headers += ["time/first", "trained tok/s", "waste", "stale", "KS", ">P90", "tail kept", "reward", "never", "idle"]

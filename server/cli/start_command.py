@@ -24,52 +24,50 @@ OBJECTS = {
     "oversampling": '{"rollouts_per_group": 10}',
     "retry_budgets": '{"engine_failure": 5}',
 }
-"""Fields of a run that are objects, and what each looks like."""
+"""Fields of a run that are objects, with an example of each."""
 
 
 def command(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="JSON or TOML file with the run; flags come first.")
+        Path | None, typer.Argument(metavar="FILE", help="JSON or TOML file with the run; flags override it.")
     ] = None,
     task_type: Annotated[str | None, typer.Option(help="TASK_TYPE of the generator.")] = None,
     input_file: Annotated[str | None, typer.Option(help="Tasks, one JSON object per line.")] = None,
-    group_size: Annotated[int | None, typer.Option(min=1, help="Samples of a group.")] = None,
-    engine_url: Annotated[str | None, typer.Option(help="Engine, or several with commas between.")] = None,
+    group_size: Annotated[int | None, typer.Option(min=1, help="Samples per group.")] = None,
+    engine_url: Annotated[str | None, typer.Option(help="Engine, or several separated by commas.")] = None,
     template_path: Annotated[
         str | None, typer.Option(help="Folder of the model's tokenizer and chat template.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="A label, to find the run by.")] = None,
+    name: Annotated[str | None, typer.Option(help="A label to find the run.")] = None,
     num_epoch: Annotated[int | None, typer.Option(help="Passes over the input.")] = None,
-    num_process: Annotated[str | None, typer.Option(help="Rollouts at once; or auto.")] = None,
-    workers: Annotated[
-        str | None, typer.Option(help="Processes that run its rollouts; or their numbers by node, as 2,4.")
-    ] = None,
-    backend: Annotated[str | None, typer.Option(help="Where these are: processes, ray, inline.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer at most.")] = None,
+    num_process: Annotated[str | None, typer.Option(help="Concurrent rollouts, or auto.")] = None,
+    workers: Annotated[str | None, typer.Option(help="Processes that run rollouts, or numbers per node: 2,4.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Where workers run: processes, ray, inline.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens per answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Which rollout is started next, and where: its policy.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Scheduling policy: which rollout starts next, and where.")] = None,
     replay: Annotated[
         str | None,
-        typer.Option(metavar="SOURCE", help="Replay what is recorded: a run, or a file."),
+        typer.Option(metavar="SOURCE", help="Replay a recorded run or file."),
     ] = None,
-    steps: Annotated[str | None, typer.Option(help="Only the batches of these steps: 50-60,70.")] = None,
-    mode: Annotated[str | None, typer.Option(help="only; cache or repeat: generate what is missing.")] = None,
-    rewards: Annotated[str | None, typer.Option(help="recorded; again: ask for them.")] = None,
-    code: Annotated[str | None, typer.Option(help="Whose hooks judge: recorded, or today.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Replay only these steps: 50-60,70.")] = None,
+    mode: Annotated[str | None, typer.Option(help="only, or cache or repeat to generate what is missing.")] = None,
+    rewards: Annotated[str | None, typer.Option(help="recorded, or again to compute them again.")] = None,
+    code: Annotated[str | None, typer.Option(help="Hooks to use: recorded, or today for the current ones.")] = None,
     ignore: Annotated[
         str | None,
-        typer.Option(metavar="FIELDS", help="In what it may differ from what was recorded."),
+        typer.Option(metavar="FIELDS", help="Fields that may differ from the recording."),
     ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="NAME=JSON",
-            help="Any other field of the run, or one in it: scheduler.top=0.3; repeatable.",
+            help="Any other field, nested too: scheduler.top=0.3; repeatable.",
         ),
     ] = None,
     is_followed: Annotated[
-        bool, typer.Option("--follow", help="Show progress until the run has ended, then its summary.")
+        bool, typer.Option("--follow", help="Show progress until the run ends, then a summary.")
     ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
@@ -94,12 +92,12 @@ def command(
     set_inside(payload, "scheduler", {"policy": policy} if policy is not None else {})
     how = {"steps": steps, "mode": mode, "rewards": rewards, "code": code, "ignore": ignore}
     set_replay(payload, replay, {key: value for key, value in how.items() if value is not None})
-    for name, value in map(parse_assignment, assignments or ()):  # last: --set overrules flags, and flags the file
+    for name, value in map(parse_assignment, assignments or ()):  # last: --set overrides flags, flags the file
         assign(payload, name, value)
-    if policy is not None and isinstance(payload["scheduler"], dict):  # one that was set whole may not name it
+    if policy is not None and isinstance(payload["scheduler"], dict):  # --set may have replaced it
         payload["scheduler"].setdefault("policy", policy)
     if not payload.get("task_type") and not payload.get("replay"):
-        raise InvalidInput("no task type is given", hint="--task-type NAME; `forebay generators list` shows which")
+        raise InvalidInput("no task type is given", hint="give --task-type NAME; `forebay generators list` lists them")
     with ServerClient(url, token) as server:
         if payload.get("run_id"):
             payload["run_id"] = server.find_run(str(payload["run_id"]))["run_id"]
@@ -121,7 +119,7 @@ def command(
 
 
 def set_replay(payload: dict[str, Any], source: str | None, how: dict[str, Any]) -> None:
-    """Put what is replayed, and ``how``, into a payload that may name it already. Raises ``InvalidInput``."""
+    """Set the replay's source and options in a payload that may already have a replay. Raises ``InvalidInput``."""
     if source is None and not how:
         return
     before = payload.get("replay")
@@ -129,26 +127,26 @@ def set_replay(payload: dict[str, Any], source: str | None, how: dict[str, Any])
     if source is not None:
         from forebay.replay.options import is_file_name
 
-        # The name of a run may be that of a folder here as well.
+        # A run may have the name of a local folder.
         given = {**given, "source": _found_here(source) if is_file_name(source) else source}
     if source == "":
-        raise InvalidInput("--replay names nothing", hint="--replay SOURCE: a run, or a file", field="replay")
+        raise InvalidInput("--replay is empty", hint="give --replay SOURCE: a run or a file", field="replay")
     if how and not given.get("source"):
         flag = next(iter(how))
-        raise InvalidInput(f"--{flag} is about a replay, and none is asked for", hint="--replay SOURCE", field="replay")
+        raise InvalidInput(f"--{flag} needs --replay", hint="add --replay SOURCE", field="replay")
     if "ignore" in how:
         how = {**how, "ignore": [name.strip() for name in how["ignore"].split(",") if name.strip()]}
     payload["replay"] = {**given, **how}
 
 
 def _counts_by_node(text: str) -> str | list[str]:
-    """``4`` as it is; ``2,4`` as a list, also where it is written as one."""
+    """``4`` unchanged; ``2,4`` or ``[2,4]`` as a list."""
     inner = text.strip().removeprefix("[").removesuffix("]")
     return inner.split(",") if inner != text.strip() or "," in inner else text
 
 
 def read_payload(file: Path) -> dict[str, Any]:
-    """A run out of a file; TOML if its name says so, else JSON. Raises ``InvalidInput``."""
+    """Read a run from a file: TOML if its name ends in .toml, otherwise JSON. Raises ``InvalidInput``."""
     try:
         text = file.read_text(encoding="utf-8")
         value = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
@@ -156,14 +154,15 @@ def read_payload(file: Path) -> dict[str, Any]:
         hint = "give the path of a JSON or TOML file"
         raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint=hint) from None
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{file} cannot be read: {error}", hint="a JSON object, or TOML in a *.toml file") from None
+        hint = "give a JSON object, or TOML in a *.toml file"
+        raise InvalidInput(f"{file} cannot be read: {error}", hint=hint) from None
     if not isinstance(value, dict):
-        raise InvalidInput(f"{file} holds no JSON object", hint='it looks like {"task_type": "math", …}')
+        raise InvalidInput(f"{file} must contain a JSON object", hint='for example {"task_type": "math", …}')
     return value
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """``name=value``, the value as JSON, or as it stands where it is none. Raises ``InvalidInput``."""
+    """Parse ``name=value``. The value is JSON, or a plain string if it is not valid JSON. Raises ``InvalidInput``."""
     name, is_there, value = text.partition("=")
     if not (name and is_there):
         raise InvalidInput(f"--set {text!r} is not NAME=JSON", hint="for example --set group_timeout_seconds=60")
@@ -174,7 +173,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def assign(payload: dict[str, Any], name: str, value: Any) -> None:
-    """Set a field of a payload, or with ``OBJECT.FIELD`` a field in it. Raises ``InvalidInput``."""
+    """Set a field of a payload; ``OBJECT.FIELD`` sets a nested field. Raises ``InvalidInput``."""
     outer, is_inside, inner = name.partition(".")
     if is_inside and outer in OBJECTS:
         set_inside(payload, outer, {inner: value})
@@ -183,23 +182,23 @@ def assign(payload: dict[str, Any], name: str, value: Any) -> None:
 
 
 def set_inside(payload: dict[str, Any], name: str, given: dict[str, Any]) -> None:
-    """Put ``given`` into an object of a payload. Raises ``InvalidInput`` where that is none."""
+    """Merge ``given`` into an object of a payload. Raises ``InvalidInput`` if it is not an object."""
     before = payload.get(name)
     if before is not None and not isinstance(before, dict):
-        raise InvalidInput(f"{name} is {before!a}, no object", hint=f"it looks like {OBJECTS[name]}")
+        raise InvalidInput(f"{name} must be an object (got {before!a})", hint=f"for example {OBJECTS[name]}")
     if given:
         payload[name] = {**(before or {}), **given}
 
 
 def _found_here(path_text: str) -> str:
-    """The absolute path of a file or folder that is here: the server may run in another folder."""
-    # One that is not here goes as it is: the server may be on another machine, and have it.
+    """The absolute path of a file or folder that exists: the server may run in another folder."""
+    # A path that does not exist here is sent unchanged: the server may be on another machine.
     path = Path(path_text)
     return str(path.resolve()) if path.exists() else path_text
 
 
 def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
-    """Show progress on standard error until the run has ended or failed, then what became of it; its last view."""
+    """Show progress on stderr until the run has ended or failed, then its outcome; return its last view."""
     rate, console, shown = RateMeter(), make_console(stderr=True), set[str]()
     try:
         with make_display(console) as display:
@@ -212,10 +211,10 @@ def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
                 shown = tell_alarm(console, view, shown)
                 time.sleep(FOLLOW_INTERVAL_S)
     except KeyboardInterrupt:
-        console.print(f"{run_id} goes on; `{own_command()} stop {run_id}` ends it", markup=False, soft_wrap=True)
+        console.print(f"{run_id} continues; `{own_command()} stop {run_id}` stops it", markup=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
     facts = run_facts(view)
-    facts["reason"] = facts["reason"].partition("\n")[0]  # what follows is a traceback, which `status` shows
+    facts["reason"] = facts["reason"].partition("\n")[0]  # the rest is a traceback, which `status` shows
     show_table(console, facts_table(facts))
     if num_failed := view["samples"].get("failed", 0):
         text = f"failed samples: {num_failed}; `{own_command()} status {run_id} --log 20` shows why"
@@ -224,7 +223,7 @@ def follow(server: ServerClient, run_id: str) -> dict[str, Any]:
 
 
 def tell_alarm(console: Console, view: dict[str, Any], shown: set[str]) -> set[str]:
-    """Say what takes too many groups, once for each reason; all reasons that were shown by then."""
+    """Print the alarm once per reason, and return all reasons shown so far."""
     reasons = set(view["alarm"]["reasons"] if view["alarm"] else ())
     if reasons - shown:
         console.print(f"alarm: {alarm_of(view)}", markup=False, soft_wrap=True)
@@ -232,8 +231,8 @@ def tell_alarm(console: Console, view: dict[str, Any], shown: set[str]) -> set[s
 
 
 def is_over(view: dict[str, Any]) -> bool:
-    """Whether nothing will come from a run any more, as far as its groups tell."""
+    """Whether a run will produce nothing more, judged by its groups."""
     groups = view["groups"]
-    # A generator of another kind may have handed its work to others: the run waits for these, we do not.
+    # A generator without our base may have left its work to other jobs: the run waits for them, we do not.
     is_finished = view["state"] == "finished" and any(groups.values()) and not groups["open"]
     return bool(view["has_ended"]) or view["state"] == "failed" or is_finished

@@ -1,4 +1,4 @@
-"""``forebay trace``: the trace of a run in the formats of others."""
+"""``forebay trace``: exports a run's trace in other tools' formats."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,9 +17,9 @@ from forebay.telemetry.tracing.read_trace import BadLines
 from forebay.telemetry.tracing.records import Dropped
 
 MOST_PROBLEMS = 10
-"""Lines that were left out, as many as are named."""
+"""Maximum number of skipped lines to list."""
 
-app = typer.Typer(no_args_is_help=True, help="Bring the trace of a run to other tools.")
+app = typer.Typer(no_args_is_help=True, help="Export the trace of a run to other tools.")
 
 
 @app.callback()
@@ -27,7 +27,7 @@ def _trace() -> None: ...  # with a callback, the only command below keeps its n
 
 
 class ExportTarget(StrEnum):
-    """Where a trace goes."""
+    """Targets of an export."""
 
     PERFETTO = "perfetto"
     OTLP = "otlp"
@@ -44,17 +44,17 @@ def export(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", help="Where to write; something of the run's name if it is not given.")
+        Path | None, typer.Option("--output", help="Where to write.  [default: a name made from the run's]")
     ] = None,
     data_dir: DataDir = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
 ) -> None:
-    """Write the trace of a run for other tools, or send it to one. No file is ever overwritten."""
+    """Write the trace of a run for another tool, or send it to one. No file is ever overwritten."""
     with open_source(given, url, token, data_dir) as source:
         if source.is_verl_log:
             hint = f"`forebay profile {given}` reads it"
-            raise InvalidInput(f"{given} is verl's profile log, and only traces are exported", hint=hint)
+            raise InvalidInput(f"{given} is verl's profile log, but only traces can be exported", hint=hint)
         {ExportTarget.PERFETTO: _draw, ExportTarget.OTLP: _send}[target](source, output)
 
 
@@ -73,8 +73,8 @@ def _send(source: TraceSource, output: Path | None) -> None:
     from forebay.telemetry.export.otlp import OtlpExport
 
     if output is not None:
-        hint = "OTEL_EXPORTER_OTLP_ENDPOINT says where the collector is"
-        raise InvalidInput("--output is a file, and spans go to a collector", hint=hint)
+        hint = "set OTEL_EXPORTER_OTLP_ENDPOINT to the collector's address"
+        raise InvalidInput("--output names a file, but spans are sent to a collector", hint=hint)
     sending = OtlpExport()
     with closing(sending), _read(source) as db:
         sending.send(db)
@@ -83,7 +83,7 @@ def _send(source: TraceSource, output: Path | None) -> None:
 
 @contextmanager
 def _read(source: TraceSource) -> Iterator[TraceDB]:
-    """The trace to export. Afterwards, what is missing from it is reported."""
+    """Open the trace to export. On exit, reports what is missing from it."""
     bad = BadLines()
     db = TraceDB.read(source.folder, on_bad_line=bad.add)
     yield db
@@ -91,7 +91,7 @@ def _read(source: TraceSource) -> Iterator[TraceDB]:
     if dropped:
         spans, summaries = sum(each.spans for each in dropped), sum(each.summaries for each in dropped)
         lost = f"{spans:,} spans and {summaries:,} summaries of rollouts"
-        echo(f"{lost} are not in the trace: dropped, as it says itself", err=True)
+        echo(f"{lost} are not in the trace: it records them as dropped", err=True)
     if bad.number:
         echo(f"{bad.number:,} {'line was' if bad.number == 1 else 'lines were'} left out:", err=True)
     for each in bad.first[:MOST_PROBLEMS]:
@@ -102,7 +102,7 @@ def _read(source: TraceSource) -> Iterator[TraceDB]:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that was not there; gone again if it cannot be written to the end."""
+    """Create a new file; remove it if it cannot be written to the end."""
     try:
         file = path.open("xb")
     except FileExistsError:

@@ -1,8 +1,8 @@
-"""Which log a command is about: from ``RUN|DIR`` to a folder with its files.
+"""Finds the log that a command is about: from ``RUN|DIR`` to a folder with its files.
 
-``DIR`` is the folder of a trace, of a run, a data directory with one run, or verl's profile log. ``RUN`` is
-asked for at the server, which streams its trace; where no server answers, or it does not know the run, it is looked for
-in the data directory on this disk; where one is given, there first. ``open_source`` gives a folder in each case::
+``DIR`` is the folder of a trace, of a run, a data directory with one run, or verl's profile log. ``RUN`` is looked up
+at the server, which streams its trace. If no server answers or it does not have the run, the data directory on this
+disk is searched; a data directory given explicitly is searched first. ``open_source`` always yields a folder::
 
     with open_source(given, url, token, data_dir) as source:
         report = analyse(load(source.folder))
@@ -27,7 +27,7 @@ Given = Annotated[
     str,
     typer.Argument(
         metavar="RUN|DIR",
-        help="Id or name of a run, or the beginning of one; or the folder of a trace, a run, a data directory, "
+        help="Id or name of a run, or a unique prefix; or the folder of a trace, a run, a data directory, "
         "or of verl's profile log.",
     ),
 ]
@@ -36,28 +36,27 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         envvar="FOREBAY_DATA_DIR",
-        help="Look for RUN in this data directory before a server is asked.  "
-        "[default: forebay-data, after it was asked]",
+        help="Look for RUN in this data directory before asking a server.  [default: forebay-data, after the server]",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class TraceSource:
-    """Where a log lies on this disk."""
+    """A log on this disk."""
 
     title: str
-    """The run's id, or the folder as it was given."""
+    """The run's id, or the folder as given."""
     folder: Path
-    """It has the files of a trace, or, somewhere in it, the steps of verl's log."""
+    """The folder has the files of a trace or, at any depth, the steps of verl's log."""
     is_verl_log: bool = False
 
 
 @contextmanager
 def open_source(given: str, url: str, token: str = "", data_dir: Path | None = None) -> Iterator[TraceSource]:
-    """The log that ``given`` names. What was fetched from a server is removed at the end.
+    """Open the log that ``given`` names. A download is removed on exit.
 
-    Raises ``InvalidInput`` with what was looked for, where there is no such run or folder, or no log in it.
+    Raises ``InvalidInput`` with what was looked for, if there is no such run or folder, or no log in it.
     """
     if not given:
         raise InvalidInput("RUN|DIR is empty", hint="give a run's id or name, or a folder; `forebay status` lists runs")
@@ -74,7 +73,7 @@ def open_source(given: str, url: str, token: str = "", data_dir: Path | None = N
 
 
 def _of_folder(folder: Path) -> TraceSource | None:
-    """The log in ``folder``, whatever kind it is; None without any."""
+    """The log in ``folder``, of any kind; None without one."""
     if trace := find_trace(folder):
         return TraceSource(_title(trace), trace)
     if _is_verl_log(folder):
@@ -87,7 +86,7 @@ def _of_folder(folder: Path) -> TraceSource | None:
 
 
 def _of_data_dir(given: str, data_dir: Path) -> TraceSource | None:
-    """The run in ``data_dir`` whose id is ``given``, or the only one whose id begins so."""
+    """The run in ``data_dir`` whose id is ``given``, or the only one whose id begins with it."""
     runs = [run for run in _runs_with_a_trace(data_dir) if run.name.startswith(given)]
     exact = [run for run in runs if run.name == given] or runs
     if len(exact) > 1:
@@ -110,14 +109,14 @@ def _of_server(given: str, url: str, token: str, data_dir: Path) -> Iterator[Tra
             _download(server, run_id, Path(copy))
             source = TraceSource(run_id, Path(copy))
             if find_trace(source.folder) is None:
-                raise InvalidInput(f"the server has no trace of {run_id}", hint="was tracing off when it ran?")
+                raise InvalidInput(f"the server has no trace of {run_id}", hint="tracing may have been off when it ran")
         yield source
 
 
 def _download(server: ServerClient, run_id: str, folder: Path) -> None:
     """Fetch ``GET /v1/runs/{run_id}/trace`` into a file in ``folder``.
 
-    Raises what the server says, ``NoServer`` if no server answers.
+    Raises the server's error, or ``NoServer`` if no server answers.
     """
     with (folder / "trace.jsonl").open("wb") as file:
         server.save(f"/v1/runs/{run_id}/trace", file.write)
@@ -127,18 +126,18 @@ def _unknown(given: str, url: str, data_dir: Path, error: ForebayError) -> Foreb
     if isinstance(error, NoServer):
         asked = f"no server answers at {url}"
     elif isinstance(error, RunNotFound):
-        asked = f"the server at {url} knows no such run"
+        asked = f"the server at {url} has no such run"
     else:
-        return error  # a wrong token, say
+        return error  # for example a wrong token
     looked_for = f"there is no folder {given!r}, {asked}, and {data_dir}/runs has no trace of one"
-    return InvalidInput(looked_for, hint="give a run's id or name, or a folder; --url and --data-dir say where to look")
+    return InvalidInput(looked_for, hint="give a run's id or name, or a folder; --url and --data-dir set where to look")
 
 
 def _nothing(given: str) -> InvalidInput:
     looked_for = f"{{run,gateway,server}}-*.jsonl with the head of a trace, or {_PUBLISHED}"
     if Path(given).exists():
         return InvalidInput(f"no log is in {given}: looked for {looked_for}", hint="give the folder of a run or a log")
-    return InvalidInput(f"there is no folder {given!r}", hint="a run is given by its id or name")
+    return InvalidInput(f"there is no folder {given!r}", hint="give a folder, or a run's id or name")
 
 
 def _is_verl_log(folder: Path) -> bool:
@@ -148,12 +147,12 @@ def _is_verl_log(folder: Path) -> bool:
 
 
 def _runs_with_a_trace(data_dir: Path) -> list[Path]:
-    """The newest last."""
+    """Runs in ``data_dir`` with a trace, the newest last."""
     return sorted((run for run in data_dir.glob("runs/*") if find_trace(run)), key=lambda run: run.stat().st_mtime)
 
 
 def _title(trace: Path) -> str:
-    """``runs/RUN/trace`` is called by its run."""
+    """Title of a trace: ``runs/RUN/trace`` is named after its run."""
     whole = trace.resolve()
     return whole.parent.name if whole.name == "trace" and whole.parent.parent.name == "runs" else str(trace)
 

@@ -120,8 +120,8 @@ class RunFolders:
 class CodeCopies:
     """Regularly removes copies of generators that no run needs any more. Enter it with ``async with``.
 
-    As long as a body is stored, a rewind may restore it, and a read then calls the run's hooks. A resumed run gets a new
-    copy.
+    As long as a body is stored, a rewind may restore it, and a read then calls the run's hooks. A resumed run gets a
+    new copy.
     """
 
     def __init__(self, buffer: Buffer, folders: RunFolders) -> None:

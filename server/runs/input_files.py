@@ -47,7 +47,7 @@ class FileThreads:
                 return await self.call_patiently(function, *args, **kwargs)
         except TimeoutError:
             raise InputRefused(
-                f"reading it did not finish within {self.wait_s:g} s",
+                f"the file did not respond within {self.wait_s:g} s",
                 hint="check that its disk or mount responds, or raise the server's setting input_wait_s",
                 field="input_file",
             ) from None

@@ -126,7 +126,7 @@ class RunRecords:
         return self._traces.process_settings(self._buffer.get(run_id).run)
 
     def note_process(self, run_id: str, what: Literal["started", "ended", "failed", "restarted"]) -> None:
-        """Record the outcome of the run's process in its trace."""
+        """Record a change of the run's process in its trace."""
         with suppress(RunNotFound):
             self._buffer.get(run_id).buffer.changes.process_changed(what)
 

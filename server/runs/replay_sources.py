@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class ReplaySources:
-    """Finds recordings, and keeps what is stored of runs while they are replayed."""
+    """Finds recordings, and keeps the stored data of runs while they are replayed."""
 
     def __init__(self, buffer: Buffer, files: InputFiles, default: str | None, max_body_bytes: int) -> None:
-        """``default``: the source of starts over slime's routes that name none."""
+        """``default`` is the source of starts over slime's routes that name none."""
         self._buffer = buffer
         self._files = files
         self._max_body_bytes = max_body_bytes
@@ -36,7 +36,7 @@ class ReplaySources:
     # --- finding
 
     async def find(self, options: ReplayOptions) -> str:
-        """The id of the run that is meant, or the absolute path of the file.
+        """Resolve a source to the id of a run or the absolute path of a file.
 
         Raises ``RunNotFound``; ``InputRefused`` for a file outside of ``input_roots``.
         """
@@ -49,27 +49,27 @@ class ReplaySources:
         if given in by_id:
             return by_id[given]
         named = [entry for entry in by_id.values() if entry.run.name == given and entry.buffer.groups.num_opened]
-        # Replays may have the name of what they replay.
+        # Replays may have the name of the run they replay.
         named = [entry for entry in named if entry.run.replay is None] or named
         if not named:
             raise self._not_found(given, list(by_id.values()))
         chosen = max(named, key=lambda entry: (entry.run.state not in WORKING, entry.run.started_at_s))
         if len(named) > 1:
-            logger.info("of %d runs named %r, %s is replayed: the newest", len(named), given, chosen.run.run_id)
+            logger.info("of %d runs named %r, the newest is replayed: %s", len(named), given, chosen.run.run_id)
         return chosen
 
     def _not_found(self, given: str, entries: list[LiveRun]) -> RunNotFound:
         known = {text for entry in entries for text in (entry.run.run_id, entry.run.name) if text}
         near = difflib.get_close_matches(given, sorted(known - {given}), 3, cutoff=0.5)
         hint = f"near it: {', '.join(near)}" if near else "GET /v1/runs lists the runs; a file's name ends in .fbr"
-        message = f"there is no run {given!r} to be replayed"
+        message = f"there is no run {given!r} to replay"
         if given in known:
-            message, hint = f"no run named {given!r} has a sample", "start it again: there is nothing to be replayed"
+            message, hint = f"no run named {given!r} has a sample", "start it without replay: none is recorded"
         return RunNotFound(given, message=message, hint=hint)
 
     @asynccontextmanager
     async def opened(self, options: ReplayOptions, found: str) -> AsyncIterator[Source]:
-        """What ``find`` has found, to be read. Raises ``NotRecorded``, ``RunNotFound``, ``RecordingDamaged``."""
+        """Open the source that ``find`` returned. Raises ``NotRecorded``, ``RunNotFound``, ``RecordingDamaged``."""
         if not options.is_file:
             yield JournalSource(self._buffer.get(found).run, self._buffer.store)
             return
@@ -87,7 +87,7 @@ class ReplaySources:
 
     @asynccontextmanager
     async def kept(self, found: str) -> AsyncIterator[None]:
-        """Within it no body goes of what ``find`` has found, and none is about to: what is there then stays there."""
+        """Prevent removal of bodies of the found source within this context; waits for a removal under way."""
         self._buffer.sources[found] += 1
         try:
             await self._buffer.store.wait_for_removals()
@@ -96,13 +96,13 @@ class ReplaySources:
             self._let_go(found)
 
     def hold(self, run_id: str, source_id: str) -> None:
-        """Let nothing be removed of the run ``source_id`` while ``run_id`` replays it."""
+        """Keep all data of the run ``source_id`` while ``run_id`` replays it."""
         if run_id not in self._held:
             self._held[run_id] = source_id
             self._buffer.sources[source_id] += 1
 
     def release(self, run_id: str) -> None:
-        """Nothing is replayed any more."""
+        """Stop keeping the source of ``run_id``."""
         source_id = self._held.pop(run_id, None)
         if source_id is not None:
             self._let_go(source_id)
@@ -113,18 +113,18 @@ class ReplaySources:
             del self._buffer.sources[source_id]
 
     def hold_all(self) -> None:
-        """After a restart: before anything may be removed."""
+        """Keep the sources of all replays after a restart, before retention may remove anything."""
         for run in (entry.run for entry in self._buffer.entries):
             if run.replay is not None and run.state in WORKING:
                 self.hold(run.run_id, run.replay["source"])
 
 
 async def groups_of(source: Source, options: ReplayOptions) -> list[GroupRow]:
-    """The groups to be replayed, in the order in which they went out, or ended. Raises ``NotRecorded``."""
+    """The groups to replay, in the order in which they were delivered or ended. Raises ``NotRecorded``."""
     groups = await source.groups()
     if options.steps is not None:
         return chosen_groups(groups, await source.batches(), options.steps)
-    # Of a run that goes on, an open group has only a part of its samples.
+    # In a run that continues, an open group has only part of its samples.
     is_going_on = source.run.state in WORKING
     chosen = [group for group in groups if group.closed_seq or not is_going_on]
     return sorted(chosen, key=lambda group: (not group.closed_seq, group.closed_seq, group.number))

@@ -1,4 +1,4 @@
-"""A start that replays a recording: what it takes over from it, and whether it asks for what was recorded."""
+"""Starts that replay a recording: which fields they take over, and whether they match what was recorded."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -40,7 +40,7 @@ CODE = "generator_sha256"
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What a start is going to replay, after it was compared with what was recorded."""
+    """A start's replay, after comparison with the recording."""
 
     options: ReplayOptions
     recorded: RecordedRun
@@ -48,16 +48,16 @@ class ReplayPlan:
     """The run's id, or the file's path."""
     num_groups: int
     differences: list[dict[str, Any]]
-    """What may differ, and is shown."""
+    """Differences that are allowed, and are shown."""
     left_out: dict[str, Any] | None
-    """How many of the groups a file has without their samples, and which is the ``first``; None if there is none."""
+    """Number of a file's groups without samples, and the ``first`` of them; None without any."""
     warnings: list[str]
-    """What else the caller should know of the recording before it is replayed."""
+    """Other facts about the recording that the caller should know before the replay."""
     code_of: Run | None
-    """The run whose copy of the code is used; None for the generator as it is today."""
+    """The run whose copy of the code is used; None for the current generator."""
 
     def note(self, run: Run, *, is_fed: bool) -> None:
-        """Write down in a run what it replays."""
+        """Store in a run what it replays."""
         run.is_fed = is_fed
         if is_fed:
             run.num_groups_total = self.num_groups
@@ -77,18 +77,18 @@ class ReplayPlan:
         }
 
     def check_source(self, run: Run) -> None:
-        """Raise ``InvalidInput`` if ``run``, which goes on with it, was fed something else so far."""
+        """Raise ``InvalidInput`` if ``run``, which this start continues, was fed from another source so far."""
         fed_from = run.replay["source"] if run.is_fed and run.replay is not None else self.source
         if fed_from != self.source:
             raise InvalidInput(
-                f"run {run.run_id} replays {fed_from}, and {self.options.source!r} is {self.source} by now",
-                hint=f"replay {fed_from} to go on with the run, or leave it alone",
+                f"run {run.run_id} replays {fed_from}, but {self.options.source!r} now means {self.source}",
+                hint=f"set replay.source to {fed_from} to continue the run, or start a new one",
                 field="replay.source",
             )
 
     @property
     def generator(self) -> GeneratorInfo | None:
-        """What is known of the recorded code; None where that of today is used."""
+        """The generator of the recorded code; None if the current code is used."""
         run = self.code_of
         if run is None:
             return None
@@ -106,7 +106,7 @@ class ReplayPlan:
 
 
 def note_code(run: Run) -> None:
-    """Once the run's generator is known: warn of all that is otherwise than it was recorded."""
+    """Warn of all differences from the recording, once the run's generator is known."""
     if run.replay is None:
         return
     recorded, others = run.replay[CODE], [each for each in run.replay["differences"] if each["field"] != CODE]
@@ -119,9 +119,9 @@ def note_code(run: Run) -> None:
 
 
 def defaults_of(payload: Mapping[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Those of the server's ``defaults`` that hold for a start of this ``payload``.
+    """The server's ``defaults`` that apply to a start with this ``payload``.
 
-    What a replay does not say is as it was recorded: only how its process works, if it has one, is left to them.
+    Fields that a replay omits keep their recorded values. The defaults only decide how its process works, if any.
     """
     options = ReplayOptions.parse(payload.get("replay"))
     if options is None:
@@ -130,7 +130,7 @@ def defaults_of(payload: Mapping[str, Any], defaults: dict[str, Any]) -> dict[st
 
 
 class ReplayStarts:
-    """Looks at starts that replay something."""
+    """Completes and checks starts that replay a recording."""
 
     def __init__(self, buffer: Buffer, sources: ReplaySources, folders: RunFolders, files: InputFiles) -> None:
         self._buffer = buffer
@@ -139,12 +139,12 @@ class ReplayStarts:
         self._files = files
 
     async def completed(self, payload: dict[str, Any], origin: Origin) -> tuple[dict[str, Any], str]:
-        """A payload with what it leaves out and its recording says, and the run or file that it replays.
+        """Fill a payload's missing fields from its recording; return it with the run or file that it replays.
 
-        One that replays nothing stays as it is, and its source is "". Raises ``InvalidInput``, ``RunNotFound``,
-        ``NotRecorded``, ``InputRefused``.
+        A payload that replays nothing is returned unchanged, with the source "". Raises ``InvalidInput``,
+        ``RunNotFound``, ``NotRecorded``, ``InputRefused``.
         """
-        # One that is null is named: it replays nothing.
+        # An explicit null counts as given: it replays nothing.
         given = payload.get("replay", self._sources.default if origin == "slime" else None)
         options = ReplayOptions.parse(given)
         if options is None:
@@ -161,10 +161,10 @@ class ReplayStarts:
 
     @asynccontextmanager
     async def planned(self, request: StartRequest, wait_s: float) -> AsyncIterator[ReplayPlan | None]:
-        """What the start replays; None for nothing. Within it nothing of that is removed: its run then holds it.
+        """The start's replay; None without one. Within this context none of its data is removed; its run then keeps it.
 
-        ``wait_s`` is how long a large input file is read. Raises ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``,
-        ``InvalidInput``, ``StartRefused``.
+        ``wait_s`` is the time limit for reading a large input file. Raises ``ReplayDiffers``, ``BodiesGone``,
+        ``NotRecorded``, ``InvalidInput``, ``StartRefused``.
         """
         options, found = request.replay, request.source
         if options is None:
@@ -183,7 +183,7 @@ class ReplayStarts:
             if differences:
                 raise ReplayDiffers(differences)
             groups = await groups_of(source, options)
-            if options.mode == "only":  # else what is missing is generated
+            if options.mode == "only":  # the other modes generate what is missing
                 if not groups and not options.needs_process:
                     raise _nothing_there(recorded, found)
                 await check_bodies(source, groups)
@@ -194,7 +194,7 @@ class ReplayStarts:
         return ReplayPlan(options, recorded, found, len(groups), shown, left_out, warnings, code_of)
 
     async def _rows(self, request: StartRequest, wait_s: float) -> str:
-        """The digest of the input file that the start names; "" without one, and where that cannot be known."""
+        """The digest of the start's input file; "" without one, or if it cannot be known."""
         file = request.input_file
         return "" if file is None else await self._files.digest_within(file, wait_s)
 
@@ -203,25 +203,25 @@ class ReplayStarts:
             return None
         run = self._buffer.get(found).run
         if not self._folders.has_code(run):
-            hint = 'take the code of today: --code today, over HTTP "code": "today"'
-            raise StartRefused(f"the copy of the code that {found} ran is gone", hint=hint, field="replay")
+            hint = 'use the current code: --code today, or "code": "today" over HTTP'
+            raise StartRefused(f"the copy of the code that {found} ran was removed", hint=hint, field="replay")
         return run
 
 
 def _nothing_there(recorded: RecordedRun, found: str) -> NotRecorded:
     if recorded.state in WORKING:
-        reason, hint = "none of its groups has been read or has ended yet", "replay it later; or once it is read from"
+        reason, hint = "none of its groups has been read or has ended yet", "replay it once a group was read or ended"
     else:
-        reason, hint = "it has no group", "start it again: there is nothing to be replayed"
+        reason, hint = "it has no group", "start it without replay: there is nothing to replay"
     return NotRecorded(f"nothing of {found} can be replayed: {reason}", hint=hint, field="replay.source")
 
 
 async def _warnings(source: Source, groups: Sequence[GroupRow], options: ReplayOptions, most: int | None) -> list[str]:
-    """What of a recording may surprise a trainer: groups that are not replayed, and versions for ``max_staleness``."""
+    """What may surprise a trainer: groups that are not replayed, and versions that exceed ``max_staleness``."""
     found, left_out = list[str](), _left_out(source, groups)
     if left_out is not None:
         number, first = left_out["num_groups"], left_out["first"]
-        found.append(f"{number} groups are in the recording without their samples; the first: {first}")
+        found.append(f"{number} groups of the recording have no samples; the first: {first}")
     if source.run.state in WORKING and options.mode == "only" and options.steps is None:
         found += _unfinished(source.run, len(groups), len(await source.groups()))
     versions = None if most is None else await weight_versions(source, groups)
@@ -235,7 +235,7 @@ async def _warnings(source: Source, groups: Sequence[GroupRow], options: ReplayO
 
 
 def _unfinished(run: RecordedRun, num_groups: int, num_opened: int) -> list[str]:
-    """That ``num_groups`` of a run that was still running are replayed; nothing if these are all that it planned."""
+    """A warning that only ``num_groups`` of an unfinished run are replayed; none if these are all it planned."""
     planned = run.num_groups_total
     num_rest = max(planned or 0, num_opened) - num_groups
     later = ", and all later ones" if planned is None else ""
@@ -247,7 +247,7 @@ def _unfinished(run: RecordedRun, num_groups: int, num_opened: int) -> list[str]
 
 
 def _left_out(source: Source, groups: Sequence[GroupRow]) -> dict[str, Any] | None:
-    """What of ``groups`` a file has without samples, as a run tells it."""
+    """Count of ``groups`` that a file has without samples, as a run shows it."""
     reasons = source.left_out()
     missing = [group for group in groups if group.group_id in reasons]
     if not missing:
@@ -260,25 +260,25 @@ def _left_out(source: Source, groups: Sequence[GroupRow]) -> dict[str, Any] | No
 def _check_options(options: ReplayOptions) -> None:
     if options.is_file and options.code == "recorded":
         raise InvalidInput(
-            "replay.code: the code of today judges what is replayed from a file",
+            "replay.code: a replay from a file is always judged by the current code",
             hint='leave it out, or "today"',
             field="replay.code",
         )
 
 
 def _check_process(request: StartRequest) -> None:
-    """Raise ``InvalidInput`` for what only a run with a process could do."""
+    """Raise ``InvalidInput`` for options that need a run process."""
     for name in sorted(OF_A_PROCESS if request.is_fed else ()):
         if request.payload.get(name) is not None:
             raise InvalidInput(f"{name} does nothing for a run that is only replayed", hint="leave it out", field=name)
 
 
 def _check_own_affairs(taken: Mapping[str, Any]) -> None:
-    """Raise ``InvalidInput`` that lists what a start has to name itself: the author of a file could get the prompts."""
+    """Raise ``InvalidInput`` with fields the start must name itself: a file's author could receive the prompts."""
     if names := sorted(name for name, value in taken.items() if is_own_affair(name, value)):
         raise InvalidInput(
-            f"the file names addresses or keys, which are not taken over from it: {', '.join(names)}"[:2_000],
-            hint="name each in the start (--engine-url URL, --set FIELD=VALUE), with null to do without",
+            f"addresses and keys are not taken over from the file: {', '.join(names)}"[:2_000],
+            hint="name each in the start (--engine-url URL, --set FIELD=VALUE), or null to omit it",
             field=names[0],
         )
 
@@ -287,12 +287,12 @@ def _taken_over(
     recorded: RecordedRun, payload: Mapping[str, Any], origin: Origin, options: ReplayOptions
 ) -> dict[str, Any]:
     left_out = OF_ONE_START | payload.keys() | (frozenset() if options.needs_process else NOT_NEEDED)
-    if options.is_file and options.mode == "only":  # what is only judged again asks no engine
+    if options.is_file and options.mode == "only":  # a replay that only judges again calls no engine
         left_out |= {"remote_engine_url"}
     if GROUP_SIZE_NAMES & payload.keys():
         left_out |= GROUP_SIZE_NAMES
     taken = {name: value for name, value in recorded.payload.items() if name not in left_out}
     if recorded.origin != origin:
-        # What neither says has other defaults here.
+        # Fields that neither sets have other defaults here.
         taken.setdefault("reward_range", SLIME_REWARD_RANGE if recorded.origin == "slime" else None)
     return {"task_type": recorded.task_type, **taken}

@@ -1,4 +1,4 @@
-"""Runs that are fed what was recorded: the server writes it itself, and there is no process."""
+"""Runs that replay a recording without a process: the server writes the recorded samples itself."""
 
 import asyncio
 import logging
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 REPORT_S = 1.0
 STORED_WAIT_S = 2.0
-"""So long a replay that is stopped waits for the disk, to tell how far it came."""
+"""Seconds that a stopped replay waits for the disk, to report its progress."""
 TALLY = "replay"
-"""In place of a process's id: what a later life of the server counts continues it."""
+"""Used in place of a process id, so that counts continue after a restart of the server."""
 
 
 class Replays:
-    """One task per run that is being fed. What goes wrong in it makes its run ``failed``."""
+    """One task per run that is being fed. If a task fails, its run becomes ``failed``."""
 
     def __init__(self, buffer: Buffer, records: RunRecords, sources: ReplaySources) -> None:
         self._buffer = buffer
@@ -37,19 +37,19 @@ class Replays:
         return run_id in self._tasks
 
     def begin(self, run_id: str) -> None:
-        """Feed the run from the beginning of its recording; what it has already is left alone."""
+        """Feed the run from the beginning of its recording; groups that it already has are kept."""
         replay = self._buffer.get(run_id).run.replay or {}
         self._sources.hold(run_id, str(replay.get("source", "")))
         self._tasks[run_id] = task = asyncio.create_task(self._run(run_id), name=f"replay {run_id}")
         task.add_done_callback(lambda _: self._tasks.pop(run_id, None))
 
     async def end(self, run_id: str) -> None:
-        """Feed it no more. What was written stays; nothing is noted."""
+        """Stop feeding a run. Written samples are kept; no outcome is recorded."""
         await self._cancel(run_id)
         self._sources.release(run_id)
 
     async def aclose(self) -> None:
-        """Feed none any more: they go on in the server's next life, until which nothing of their sources may go."""
+        """Stop feeding all runs. They resume after a restart, and their sources are kept until then."""
         for run_id in list(self._tasks):
             await self._cancel(run_id)
 
@@ -63,12 +63,12 @@ class Replays:
         try:
             await self._feed(run_id)
         except ForebayError as error:
-            with suppress(RunNotFound):  # it may be the run that is gone, or what it replays
+            with suppress(RunNotFound):  # the run or its source may have been removed
                 await self._records.fail(run_id, error)
-        except Exception:  # nobody awaits this task: what is raised here would vanish
-            logger.exception("run %s could not be replayed to its end", run_id)
+        except Exception:  # this task is not awaited, so its error would be lost
+            logger.exception("the replay of run %s failed", run_id)
             await self._records.end(run_id, RunState.FAILED, traceback.format_exc())
-        # Not if it was cancelled: whoever does that knows whether it goes on.
+        # Not after a cancellation: the caller knows whether the replay continues.
         self._sources.release(run_id)
 
     async def _feed(self, run_id: str) -> None:
@@ -78,7 +78,7 @@ class Replays:
             raise RuntimeError(f"run {run_id} replays nothing")
         async with self._sources.opened(options, run.replay["source"]) as source:
             groups = await groups_of(source, options)
-            # An id that is listed k times skips that instance's first k epochs.
+            # An id listed k times skips the instance's first k epochs.
             skipped = Counter(run.base_skip)
             groups = [group for group in groups if group.epoch >= skipped[group.instance_id]]
             await self._records.process_started(run_id, attempt=1)
@@ -98,7 +98,7 @@ class Replays:
         await self._records.end(run_id, RunState.FINISHED, "replayed")
 
     async def _note_stopped(self, run_id: str, feed: Feed, num_tokens: int) -> None:
-        # Tokens are counted when they are put in, and by nobody later.
+        # Tokens are counted when they are written, and never later.
         with suppress(ForebayError, TimeoutError):
             async with asyncio.timeout(STORED_WAIT_S):
                 await feed.await_stored()
@@ -117,7 +117,7 @@ def _note_counts(run: Run, feed: Feed, num_tokens: int) -> None:
 
 
 def _counts(feed: Feed, num_tokens: int) -> dict[str, int]:
-    """``num_tokens``: those that earlier lives of the server have counted."""
+    """Counts of a replay. ``num_tokens`` were counted before the server restarted."""
     counts = feed.counts
     return {
         "replay_hits": counts.hits,
@@ -129,7 +129,7 @@ def _counts(feed: Feed, num_tokens: int) -> dict[str, int]:
 
 def _note_end(run: Run, feed: Feed, num_tokens: int) -> None:
     _note_counts(run, feed, num_tokens)
-    run.is_last_slot_reported = True  # what is open now stays short
+    run.is_last_slot_reported = True  # groups open now stay incomplete
     if feed.lost:
         why = next(iter(feed.lost.values()))
         count = "a group" if len(feed.lost) == 1 else f"{len(feed.lost)} groups"

@@ -1,8 +1,8 @@
-"""Which run a start goes on with.
+"""Decides which run a start continues.
 
-A list of finished ids belongs to a run of the same task type and group size that has reported every id in it, and whose
-input file held what that of the start holds. Where several are left, those of the same name come first, then the one
-that has reported least beyond the list, then the one started most alike, then the newest.
+A list of finished ids belongs to a run of the same task type and group size that has reported every id in it. The run's
+input file must have the same content as the start's. If several runs match, those of the same name come first, then the
+one that has reported least beyond the list, then the one with the most similar start, then the newest.
 """
 
 import logging
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 async def find_run(buffer: Buffer, files: InputFiles, request: StartRequest) -> LiveRun | None:
-    """The run that a start goes on with; None for a new one, also if what the trainer lost is not stored any more.
+    """The run that a start continues; None for a new run, also if the groups that the trainer lost are not stored.
 
-    The new run then generates it once more. A trainer that keeps its deliveries has lost nothing. Raises
-    ``RunNotFound``, ``InvalidInput`` or ``BodiesGone`` for a run that the payload, or the stream's name, names.
+    A new run then generates those groups again. A trainer that keeps its deliveries has lost nothing. Raises
+    ``RunNotFound``, ``InvalidInput`` or ``BodiesGone`` for a run that the payload or the stream's name selects.
     """
-    # A list is held against all that a run has reported: without one, nothing of it is looked at.
+    # A list is compared with all ids that a run has reported; without a list, none are compared.
     async with AsyncExitStack() as held:
         for each in [entry for entry in buffer.entries if request.listed and _is_alike(entry.run, request)]:
             await held.enter_async_context(each.buffer.gone.everything())
@@ -41,7 +41,7 @@ async def find_run(buffer: Buffer, files: InputFiles, request: StartRequest) -> 
     except BodiesGone as gone:
         if _named_by(buffer, request) is not None:
             raise
-        logger.warning("run %s cannot be resumed, a new one starts: %s", entry.run.run_id, gone)
+        logger.warning("run %s cannot be resumed; a new run starts: %s", entry.run.run_id, gone)
         return None
     return entry
 
@@ -53,27 +53,27 @@ async def _find_resumable(buffer: Buffer, files: InputFiles, request: StartReque
     if not request.listed or request.origin == "native":
         return None
     knowing = _that_know_the_list(buffer, request)
-    # Read only now, and for as long as a large file takes: only a list needs it before the reply.
+    # Read only now, however large the file: only a list needs it before the reply.
     digest = await files.digest(request.input_file) if knowing and request.input_file is not None else ""
     same = {entry.run.run_id for entry in knowing if await _had_content(files, entry.run, request, digest)}
     if knowing and not same:
         logger.warning(
-            "run %s knows the listed ids, but had another input file than %s: it is left alone, and a new run starts"
-            " (a start with its run_id goes on with it)",
+            "run %s knows the listed ids, but its input file differed from %s: a new run starts"
+            " (to continue the old run, start with its run_id)",
             knowing[0].run.run_id,
             request.input_file,
         )
-    # Other starts may have come in between: what is chosen among is what holds now.
+    # Other starts may have happened meanwhile: choose among the current runs.
     still = [entry for entry in _that_know_the_list(buffer, request) if entry.run.run_id in same]
     return min(still, key=lambda entry: _unlikeness(entry, request), default=None)
 
 
 def _named_by(buffer: Buffer, request: StartRequest) -> str | None:
-    """The id of the run that a start names: in its payload, or, since slime's client has no field for it, as stream."""
+    """The id of the run that a start names in its payload or, as slime's client has no field for it, as its stream."""
     run_id = request.payload.get("run_id")
     if run_id is not None:
         return str(run_id)
-    if request.origin == "native":  # its name is nothing but a name
+    if request.origin == "native":  # its name never selects a run
         return None
     is_id = any(entry.run.run_id == request.name and entry.run.origin == "slime" for entry in buffer.entries)
     return request.name if is_id else None
@@ -83,8 +83,8 @@ def _named_run(buffer: Buffer, run_id: str, request: StartRequest) -> LiveRun:
     entry = buffer.get(run_id)
     if request.origin == "slime" and entry.run.origin == "native":
         raise InvalidInput(
-            f"run {run_id} was started over /v1/runs, and no slime route leads to it",
-            hint="go on with it by POST /v1/runs with this run_id, and read it by its id; or leave run_id out",
+            f"run {run_id} was started over /v1/runs, so slime routes cannot reach it",
+            hint="continue it with POST /v1/runs and this run_id, and read it by its id; or leave run_id out",
             field="run_id",
         )
     if not _is_alike(entry.run, request):
@@ -95,8 +95,8 @@ def _named_run(buffer: Buffer, run_id: str, request: StartRequest) -> LiveRun:
 
 
 def _that_know_the_list(buffer: Buffer, request: StartRequest) -> list[LiveRun]:
-    """The runs that have reported every listed id, the newest first."""
-    # Never a run started natively: its trainer reads it by its id, and no name leads to it.
+    """Runs that have reported every listed id, newest first."""
+    # Never a natively started run: its trainer reads it by id, and no name leads to it.
     streams = [entry for entry in reversed(buffer.entries) if entry.run.origin == "slime"]
     alike = [entry for entry in streams if _is_alike(entry.run, request)]
     free = [entry for entry in alike if entry.run.name == request.name or not _belongs_to_another(entry.run, request)]
@@ -109,43 +109,43 @@ def _is_alike(run: Run, request: StartRequest) -> bool:
 
 
 def _is_fed_alike(run: Run, request: StartRequest) -> bool:
-    """Whether both replay the same without a process, or neither does: nobody else goes on with such a run."""
+    """Whether both replay the same source without a process, or neither does."""
     if not (run.is_fed and request.is_fed) or run.replay is None:
         return run.is_fed == request.is_fed
     return run.replay["source"] == request.source or _named_source(run.payload) == _named_source(request.payload)
 
 
 def _named_source(payload: Mapping[str, Any]) -> str | None:
-    """What a start calls it. That a name means another run by now is for ``ReplayPlan.check_source`` to say."""
+    """The source as the start names it. ``ReplayPlan.check_source`` reports a name that now means another run."""
     options = ReplayOptions.parse(payload.get("replay"))
     return None if options is None else options.source
 
 
 def _belongs_to_another(run: Run, request: StartRequest) -> bool:
-    """Whether a working run of another name only knows the listed ids because its own trainer listed them at its start.
+    """Whether a working run of another name knows the listed ids only because its own trainer listed them.
 
-    Two streams that both lost their data list the same; the second must not take over the first one's new run.
+    Two streams that lost their data list the same ids; the second must not take over the first one's new run.
     """
-    # Multisets: an id that is listed twice was finished in two epochs.
+    # Multisets: an id listed twice was finished in two epochs.
     return run.state in WORKING and Counter(request.listed) <= Counter(run.start.first_listed)
 
 
 async def _had_content(files: InputFiles, run: Run, request: StartRequest, digest: str) -> bool:
-    """Whether the run's input file held at its start what the start's holds now, of which ``digest`` is."""
+    """Whether the run's input file had at its start the content of this start's file, with this ``digest``."""
     given = run.payload.get("input_file") or None
     if given is None or request.input_file is None:
         return given is request.input_file
-    # It is not known yet in the first moments of a large file.
+    # The digest of a large file is not known at first.
     own = run.input_sha256 or await files.digest_at(given, run.input_fingerprint)
     if own:
         return own == digest
-    # It was changed, or written anew, and nobody knows what it held: then the path and the size are all there is.
+    # It was changed or rewritten, and its old content is unknown: only path and size can be compared.
     size = await files.num_bytes(request.input_file)
     return given == request.input_file and size is not None and size == num_bytes_of(run.input_fingerprint)
 
 
 def _unlikeness(entry: LiveRun, request: StartRequest) -> tuple[bool, int, int]:
-    """What speaks against a run; of equals the first is taken, which is the newest."""
+    """Sort key of dissimilarity; among equals the first is used, which is the newest."""
     ours, theirs = request.payload, entry.run.payload
     fields = (ours.keys() | theirs.keys()) - {"skip_instance_ids"}
     num_changes = sum(ours.get(field) != theirs.get(field) for field in fields)
@@ -153,9 +153,9 @@ def _unlikeness(entry: LiveRun, request: StartRequest) -> tuple[bool, int, int]:
 
 
 def what_is_left(buffer: Buffer, run: Run) -> str | None:
-    """What is to be said to the client of a new run, started without a list, if the one before it has groups ready.
+    """A message to the client of a new run without a list, if the run before it still has groups ready.
 
-    A trainer that died before it saved anything starts like one that begins anew: nothing tells them apart.
+    A trainer that died before it saved anything starts like one that begins from scratch, so the two look the same.
     """
     if run.origin == "native" or run.start.first_listed or run.num_starts > 1:
         return None
@@ -163,16 +163,16 @@ def what_is_left(buffer: Buffer, run: Run) -> str | None:
     if before is None:
         return None
     groups = before.buffer.groups
-    # Full ones are judged when somebody reads.
+    # Full groups are judged at the next read.
     num_ready = groups.states[GroupState.READY] + groups.num_full
     num_delivered = groups.states[GroupState.LEASED] + groups.states[GroupState.ACKED]
     if not num_ready:
         return None
     new, old = run.run_id, before.run.run_id
     return (
-        f"run {old} was started alike and still has {num_ready} groups ready, and {num_delivered} delivered;"
-        f" run {new} makes its own. To go on with the former, from its first group on, stop run {new} and start the"
-        f" trainer again with /s/{old} behind the server's address"
+        f"run {old} had a similar start and still has {num_ready} groups ready, and {num_delivered} delivered;"
+        f" run {new} generates its own. To continue run {old} from its first group, stop run {new} and start the"
+        f" trainer again with /s/{old} appended to the server's address"
     )
 
 

@@ -1,4 +1,4 @@
-"""Starting, resuming, restarting and stopping runs: what lies between the routes, the buffer and the run processes."""
+"""Starts, resumes, restarts and stops runs: connects the routes, the buffer and the run processes."""
 
 import asyncio
 import logging
@@ -25,15 +25,15 @@ from forebay.server.runs.start_checks import StartRequest
 logger = logging.getLogger(__name__)
 
 STOP_WAIT_S = 2.0
-"""Seconds that a start waits for the end of an earlier run's process; it is ended in any case."""
+"""Seconds that a start waits for an earlier run's process to end; the process is ended in any case."""
 RESUME_GRACE_S = 1.0
-"""Seconds that the process of a resumed run gets to end: its trainer is gone, and the next one waits for a reply."""
+"""Seconds that the old process of a resumed run has to end: its trainer is gone, and the new one is waiting."""
 
 
 class RunService:
-    """Owns the life of runs.
+    """Starts and ends runs.
 
-    A start copies the generator's code first, makes the run's hooks out of that copy next, and starts the process last.
+    A start copies the generator's code, then makes the run's hooks from that copy, then starts the process.
     """
 
     def __init__(self, parts: RunParts, start_wait_s: float) -> None:
@@ -44,33 +44,33 @@ class RunService:
         self._supervisor = parts.supervisor
         self._launches = Launches(parts)
         self._starting: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Held by a start under a name: its client repeats it without pause."""
+        """Locks by name, since a client may repeat a start without pause."""
         self._tasks = TaskSet()
 
     def look_for_generators(self) -> None:
-        """Begin inspecting the generators there are, so that the first start finds the verdicts."""
+        """Begin to inspect all generators, so that the first start finds their verdicts."""
 
         async def scan() -> None:
             infos = await self._parts.catalog.scan()
             unknown = self._parts.defaults.tables.keys() - {info.task_type for info in infos}
             if unknown:
-                logger.warning("run_defaults names task types that no generator has: %s", ", ".join(sorted(unknown)))
+                logger.warning("run_defaults has task types without a generator: %s", ", ".join(sorted(unknown)))
             for info in infos:
                 if info.status == "failed":
                     logger.warning(
-                        "generator %s cannot be used: %s (`forebay generators check` tells more)", info.path, info.error
+                        "generator %s cannot be used: %s (`forebay generators check` shows more)", info.path, info.error
                     )
 
         self._tasks.start(scan())
 
     async def end_processes(self) -> None:
-        """The server ends: have all run processes end, which start again in its next life."""
+        """End all run processes at shutdown; they start again after a restart."""
         await self._launches.aclose()
         await self._parts.replays.aclose()
         await self._supervisor.end_all()
 
     async def aclose(self) -> None:
-        """Stop what goes on in the background. Run processes are the supervisor's."""
+        """Stop all background work. Run processes belong to the supervisor."""
         await self._tasks.cancel()
         await self._launches.aclose()
         await self._parts.replays.aclose()
@@ -78,15 +78,15 @@ class RunService:
     # --- starting
 
     async def start(self, payload: dict[str, Any], name: str, origin: Origin) -> Run:
-        """Start a run, or attach to one, as design and wire say.
+        """Start a run, or attach to an existing one.
 
-        Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, ``RunNotFound`` for an unknown ``run_id`` or
-        source of a replay, and for that ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``.
+        Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, and ``RunNotFound`` for an unknown ``run_id`` or
+        replay source. A replay may also raise ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``.
         """
         payload, source = await self._parts.replay_starts.completed(payload, origin)
         defaults = defaults_of(payload, self._parts.defaults.missing_in(payload))
         request = StartRequest.parse(payload, name, origin, defaults, source)
-        # A start that no store takes: before anything is changed for its sake.
+        # Checked first: a start that the store refuses must change nothing.
         check_fits(StartRow(run_id="", document=request.start.document()))
         if origin == "native":
             return await self._start_natively(request)
@@ -97,10 +97,10 @@ class RunService:
             return await self._start(request)
 
     async def _start_natively(self, request: StartRequest) -> Run:
-        """A start whose reply was lost is made again under its ``start_id``, and must not make another run."""
+        """Start a run; a start repeated under its ``start_id`` after a lost reply returns the same run."""
         if not request.start_id:
             return await self._start(request)
-        async with self._starting[f"/{request.start_id}"]:  # no name has a slash
+        async with self._starting[f"/{request.start_id}"]:  # names contain no slash
             runs = [entry.run for entry in self._buffer.entries if entry.run.origin == "native"]
             same = next((run for run in runs if run.payload.get("start_id") == request.start_id), None)
             return same or await self._start(request)
@@ -113,7 +113,7 @@ class RunService:
     async def _start_planned(self, request: StartRequest, plan: ReplayPlan | None, deadline: Deadline) -> Run:
         generator = await self._checked(request, plan)
         if request.origin == "slime" and request.input_file is not None:
-            # So that the run has it from its beginning; a large file is read on behind the reply.
+            # So that the run has the digest from the beginning; a large file is read further after the reply.
             await self._parts.files.digest_within(request.input_file, deadline.left_s)
         entry = await find_run(self._buffer, self._parts.files, request)
         if entry is None:
@@ -121,16 +121,16 @@ class RunService:
         run_id = entry.run.run_id
         if plan is not None:
             plan.check_source(entry.run)
-        async with self._launches.lock(run_id):  # several names, and its id, lead to it
+        async with self._launches.lock(run_id):  # it can be reached by several names and its id
             try:
                 return await self._attach(run_id, request, generator, plan)
             except BaseException:
-                if not self._launches.is_under_way(run_id):  # it was stopped for nothing
+                if not self._launches.is_under_way(run_id):  # it was stopped in vain
                     self._parts.sources.release(run_id)
                 raise
 
     async def _checked(self, request: StartRequest, plan: ReplayPlan | None) -> GeneratorInfo | None:
-        """The generator, after it and the input were looked at; None while its verdict is not there yet."""
+        """The generator, after checking it and the input; None while its verdict is pending."""
         generator = plan.generator if plan is not None else None
         try:
             generator = generator or await self._parts.catalog.resolve(request.task_type, wait_s=self._start_wait_s)
@@ -140,7 +140,7 @@ class RunService:
         return generator
 
     async def _same_start(self, request: StartRequest) -> Run | None:
-        """The run that an equal payload has already started, if nothing came of it and nothing has changed."""
+        """The run that an equal payload has already started, if it has no output and nothing has changed."""
         entry = self._buffer.newest(request.name)
         if entry is None or not entry.run.is_alive or entry.run.has_delivered:
             return None
@@ -151,7 +151,7 @@ class RunService:
         if entry.run.state is RunState.VALIDATING:
             return entry.run
         if request.is_fed:
-            return entry.run  # its recording does not change
+            return entry.run  # a recording does not change
         generator = await self._checked(request, None)
         if generator is None:
             return None
@@ -165,11 +165,11 @@ class RunService:
         try:
             self._hold_source(run.run_id, plan)
             await self._copy_code(run.run_id, 1, generator, plan)
-            if request.origin == "slime":  # a stream has one run at a time; a native start may share its name
+            if request.origin == "slime":  # a stream has one run at a time; a native run may share its name
                 await self._stop_earlier(request.name)
             self._adopt(run, request, 1, generator, plan, fingerprint)
             await self._buffer.add(run)
-        except BaseException:  # also a start that is cancelled: nobody knows of the run
+        except BaseException:  # including a cancelled start: no client knows of the run
             self._parts.sources.release(run.run_id)
             await self._parts.folders.remove(run.run_id)
             raise
@@ -188,7 +188,7 @@ class RunService:
             await self._parts.folders.copy_code(run_id, number, generator.path)
 
     def _hold_source(self, run_id: str, plan: ReplayPlan | None) -> None:
-        """From now on nothing is removed of what it replays."""
+        """Keep all data of the run's replay source from now on."""
         if plan is not None:
             self._parts.sources.hold(run_id, plan.source)
 
@@ -213,7 +213,7 @@ class RunService:
         plan: ReplayPlan | None,
         fingerprint: str,
     ) -> None:
-        """Let a run begin (again) with this payload, and with this generator if it is known."""
+        """Begin or restart a run with this payload, and with this generator if it is known."""
         run.start = run.start.again(request.start)
         run.settings, run.defaults = request.settings, request.defaults
         run.input_fingerprint = fingerprint
@@ -229,7 +229,7 @@ class RunService:
             set_generator(run, number, generator)
 
     async def _stop_earlier(self, name: str, resumed: str = "") -> None:
-        """Stop what runs under the name, but for the run that is about to be resumed; a reply waits only so long."""
+        """Stop runs of this name, except the one to be resumed; waits at most ``STOP_WAIT_S``."""
         runs = [entry.run for entry in self._buffer.entries if entry.run.run_id != resumed]
         stops = [
             self._tasks.start(self.stop(run.run_id))
@@ -249,10 +249,10 @@ class RunService:
             await self._stop_earlier(request.name, run_id)
         await self.stop(run_id, RESUME_GRACE_S)
         self._hold_source(run_id, plan)
-        # Its process is gone, and its lock is taken: no other start changes the run from here on.
+        # Its process has ended and its lock is held: no other start can change the run now.
         entry = self._buffer.get(run_id)
         self._adopt(entry.run, request, number, generator, plan, fingerprint)
-        # Without a name a native start must not make a stream's run that of the default name.
+        # A native start without a name must not move a stream's run to the default name.
         if request.name or request.origin == "slime":
             entry.run.name = request.name
         if request.keeps_deliveries:
@@ -269,13 +269,13 @@ class RunService:
         self._launches.begin(run_id, request, generator)
         return self._buffer.get(run_id).run
 
-    # --- the server's own start, and stopping
+    # --- server start, and stopping
 
     async def resume_all(self) -> None:
-        """Start again what was running when the server went down; what was being validated is validated again."""
+        """Restart the runs that were running when the server ended; repeat interrupted validations."""
         for run_id in [entry.run.run_id for entry in self._buffer.entries if entry.run.state in WORKING]:
             async with self._launches.lock(run_id):
-                if not self._launches.is_under_way(run_id):  # requests are answered already: it may be started anew
+                if not self._launches.is_under_way(run_id):  # a client may have started it meanwhile
                     await self._resume(self._buffer.get(run_id).run)
 
     async def _resume(self, run: Run) -> None:
@@ -288,18 +288,18 @@ class RunService:
             await self._launches.relaunch(run)
 
     async def stop(self, run_id: str, grace_s: float | None = None) -> None:
-        """End a run's process; its data stays. Nothing happens to a run that has none. Raises ``RunNotFound``."""
+        """Stop a run's process; its data is kept. Does nothing for a run without one. Raises ``RunNotFound``."""
         await self._launches.end(run_id)
         await self._parts.replays.end(run_id)
         run = self._buffer.get(run_id).run
-        if self._supervisor.is_alive(run_id):  # its end is recorded by the supervisor
+        if self._supervisor.is_alive(run_id):  # the supervisor records its end
             await self._supervisor.stop(run_id, grace_s)
         elif run.state in WORKING:
             await self._parts.records.end(run_id, RunState.STOPPED, "stopped")
 
     async def remove(self, run_id: str, retention: Retention) -> None:
-        """Remove an ended run, its files as well. Raises as ``Retention.remove_run``."""
-        async with self._launches.lock(run_id):  # no other start resumes it meanwhile
+        """Remove an ended run and its files. Raises as ``Retention.remove_run``."""
+        async with self._launches.lock(run_id):  # no other start can resume it meanwhile
             await retention.remove_run(run_id, self._parts.folders.remove)
 
     async def log_tail(self, run_id: str, num_lines: int) -> list[str]:
@@ -311,6 +311,6 @@ class RunService:
         """The last lines that the agent of sample ``uid`` printed. Raises ``RunNotFound``, ``InvalidInput``."""
         printed = await asyncio.to_thread(self._parts.folders.agent_log, self._buffer.get(run_id).run, uid)
         if printed is None:
-            hint = "give the uid of a sample whose agent is a command; of each start the newest 64 MiB are kept"
-            raise InvalidInput(f"nothing is kept of what an agent of sample {uid!r} printed", hint=hint, field="uid")
+            hint = "give the uid of a sample whose agent is a command; the newest 64 MiB per start are kept"
+            raise InvalidInput(f"no agent output of sample {uid!r} is stored", hint=hint, field="uid")
         return printed.splitlines()[-num_lines:]

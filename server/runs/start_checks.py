@@ -1,4 +1,4 @@
-"""What is checked before a run may start."""
+"""Checks of a start before its run may begin."""
 
 import asyncio
 import math
@@ -28,9 +28,9 @@ from forebay.server.runs.worker_checks import check_workers
 ROWS_BEFORE_REPLY = 1_000
 MAX_START_ID_LENGTH = 200
 ENGINE_WAIT_S = 3.0
-"""For an engine to say what it is, where that decides whether a run can start; else its process finds out."""
+"""Time limit for asking an engine whether it is a router; after it, the run process checks this itself."""
 SLIME_NUM_EPOCH = 10
-"""Passes over the input of a start over slime's routes that does not say how many, as slime's buffer has it."""
+"""Default number of passes over the input for starts over slime's routes, as in slime's buffer."""
 SLIME_SETTINGS = (
     "min_valid_group_size_ratio",
     "min_valid_item_size_ratio",
@@ -38,7 +38,7 @@ SLIME_SETTINGS = (
     "min_timeout_group_size_ratio",
     "max_buffer_size",
 )
-"""The settings that slime's buffer reads, and whose defaults its generators find in their data."""
+"""Settings that slime's buffer reads; its generators find the defaults in their data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,48 +56,48 @@ class StartRequest:
     lists_ids: bool
     """Whether the payload has ``skip_instance_ids`` at all."""
     start_id: str
-    """A native start repeated under it is the same start; "" means that the caller gave none."""
+    """A native start repeated with this id is the same start; "" if the caller gave none."""
     defaults: dict[str, Any]
-    """What of the payload the caller did not say: the server's own defaults."""
+    """Fields of the payload that come from the server's defaults, not from the caller."""
     replay: ReplayOptions | None
-    """What it replays; None for nothing."""
+    """The replay that the start asks for; None without one."""
     source: str = ""
-    """The id of the run, or the path of the file, which that means."""
+    """The id of the replayed run, or the path of the file."""
 
     @property
     def is_fed(self) -> bool:
-        """Whether the server alone replays it, without a process and an engine."""
+        """Whether the server alone replays the run, without a process or an engine."""
         return self.replay is not None and not self.replay.needs_process
 
     @property
     def keeps_deliveries(self) -> bool:
-        """Whether batches stay with their readers: a native trainer without a list says itself what to undo."""
+        """Whether batches stay with their readers: a native trainer without a list rewinds explicitly."""
         return self.origin == "native" and not self.lists_ids
 
     @property
     def payload(self) -> dict[str, Any]:
-        """All of it but the list."""
+        """The payload without the list."""
         return self.start.payload
 
     @classmethod
     def parse(
         cls, given: dict[str, Any], name: str, origin: Origin, defaults: dict[str, Any], source: str = ""
     ) -> "StartRequest":
-        """What the caller has ``given``, with the ``defaults`` of the server and slime's. Raises ``InvalidInput``."""
+        """Parse what the caller has ``given``, with the server's ``defaults`` and slime's. Raises ``InvalidInput``."""
         payload = with_slime_defaults({**defaults, **given}, origin)
         task_type = payload.get("task_type")
         if not isinstance(task_type, str) or not task_type:
             raise InvalidInput("task_type is missing: a string that selects a generator", field="task_type")
         if "num_repeat_per_sample" not in payload and "group_size" not in payload:
             raise InvalidInput(
-                "num_repeat_per_sample is missing: the size of a group",
+                "num_repeat_per_sample (the group size) is missing",
                 hint="forebay start --group-size N, or num_repeat_per_sample in the body; for example 8",
                 field="num_repeat_per_sample",
             )
         input_file = payload.get("input_file")
         if input_file is not None and not isinstance(input_file, str):
             raise InvalidInput(f"input_file must be a path, got {input_file!r}", field="input_file")
-        read_flag("capture", payload.get("capture"))  # only for what it raises: the run's payload keeps it
+        read_flag("capture", payload.get("capture"))  # only for its errors: the run's payload keeps the value
         listed = _listed(payload)
         return cls(
             start=RunStart.of(payload, listed),
@@ -116,7 +116,7 @@ class StartRequest:
 
 
 def with_slime_defaults(payload: dict[str, Any], origin: Origin) -> dict[str, Any]:
-    """``payload`` as its generator gets it: what a start over slime's routes leaves out has slime's defaults."""
+    """Add slime's defaults to the payload of a start over slime's routes."""
     if origin == "native":
         return payload
     settings = {name: RunSettings.model_fields[name].default for name in SLIME_SETTINGS}
@@ -141,7 +141,7 @@ def _listed(payload: dict[str, Any]) -> list[InstanceId]:
 
 
 def _is_id(value: object) -> bool:
-    # True is an int to Python, and would be the instance 1.
+    # True is an int in Python, and would count as instance 1.
     is_plain = isinstance(value, str | int) and not isinstance(value, bool)
     return is_plain or (isinstance(value, float) and math.isfinite(value))
 
@@ -150,32 +150,32 @@ def _check_engines(payload: dict[str, Any]) -> None:
     for url in engine_urls(payload):
         if not is_http_url(url):
             raise InvalidInput(
-                f"remote_engine_url names {url!r}, which is no HTTP address",
-                hint="it should be like http://127.0.0.1:30000",
+                f"remote_engine_url must be an HTTP address (got {url!r})",
+                hint="for example http://127.0.0.1:30000",
                 field="remote_engine_url",
             )
 
 
 def _check_engine_given(request: StartRequest) -> None:
-    # Only of the built-in tasks it is known that they ask an engine: a user's file may know one of its own.
+    # Only built-in tasks are known to call an engine: a user's file may know its own.
     if not engine_urls(request.payload):
         raise InvalidInput(
-            f"task type {request.task_type!r} needs an engine, and remote_engine_url names none",
+            f"task type {request.task_type!r} needs an engine, but remote_engine_url names none",
             hint="forebay start --engine-url http://127.0.0.1:30000, or remote_engine_url in the body",
             field="remote_engine_url",
         )
 
 
 class StartCheck:
-    """Looks at what a start asks for, and at its input file as its generator will need it."""
+    """Checks a start's fields, and its input file as its generator will need it."""
 
     def __init__(self, settings: Settings, files: InputFiles) -> None:
         self._settings = settings
         self._files = files
 
     async def check(self, request: StartRequest, generator: GeneratorInfo) -> None:
-        """What can be said before the reply. Raises ``InputRefused``, ``InvalidInput``."""
-        if request.is_fed:  # neither its input nor an engine is asked for anything
+        """Check what can be checked before the reply. Raises ``InputRefused``, ``InvalidInput``."""
+        if request.is_fed:  # it uses neither its input nor an engine
             return
         _check_replay(request, generator)
         _check_oversampling(request, generator)
@@ -184,7 +184,7 @@ class StartCheck:
         if generator.imports_base:
             _check_engines(request.payload)
             await _check_found_engines(request)
-            # For what they raise.
+            # Only for their errors.
             retry_budgets(request.payload.get("retry_budgets"), max_attempts=1)
             if (num_process := request.payload.get("num_process")) is not None:
                 places_of(num_process)
@@ -221,7 +221,7 @@ class StartCheck:
             raise problem.as_error()
 
     async def check_rest(self, request: StartRequest, generator: GeneratorInfo) -> None:
-        """The whole file. Raises ``InputRefused``."""
+        """Check the whole input file. Raises ``InputRefused``."""
         if request.input_file is not None and generator.imports_base:
             await self._files.threads.call_patiently(self._check_all, request.input_file)
 
@@ -270,7 +270,7 @@ def _check_scheduler(request: StartRequest, generator: GeneratorInfo) -> None:
 
 
 async def _check_found_engines(request: StartRequest) -> None:
-    """Ask a single address whether it is a router, if the policy needs several engines and somebody answers."""
+    """Check that a single address is a router, if the policy needs several engines and the address answers."""
     scheduler, named = request.settings.scheduler, engine_urls(request.payload)
     if scheduler is None or scheduler.policy not in TWO_KINDS or len(named) != 1:
         return
@@ -279,7 +279,7 @@ async def _check_found_engines(request: StartRequest) -> None:
             found = await engine.found()
             urls = [found.url] if not isinstance(found, SGLangEngine) else await found.workers()
     except (EngineError, TimeoutError):
-        return  # then the run process says so, once it answers
+        return  # then the run process reports it, once the address answers
     check_engines(scheduler, named, urls)
 
 

@@ -1,6 +1,6 @@
-"""The fields of a start: which there are, which look misspelt, and what a task type has where its starts say nothing.
+"""The fields of a start: their names, which unknown ones look misspelt, and defaults by task type.
 
-That is ``[run_defaults.math]`` in the configuration.
+Defaults come from ``[run_defaults.math]`` and similar tables in the configuration.
 """
 
 import difflib
@@ -19,7 +19,7 @@ from forebay.generators.base import PAYLOAD_NAMES, BaseGenerator
 OTHER_FIELDS = {"task_type", "input_file", "num_epoch", "name", "run_id", "start_id", "skip_instance_ids", "replay"}
 ADDRESSES = {"remote_engine_url", "remote_buffer_url"}
 OF_SLIMES_CLIENT = {"tokenizer_path"}
-"""It sends them, and nobody here reads them."""
+"""Fields that slime's client sends and Forebay does not read."""
 
 KNOWN = frozenset(
     {*RunSettings.model_fields, *(field.alias for field in RunSettings.model_fields.values() if field.alias)}
@@ -28,10 +28,10 @@ KNOWN = frozenset(
     | ADDRESSES
     | OF_SLIMES_CLIENT
 )
-"""The fields of a start that Forebay, its base generator or slime's client have."""
+"""All fields of a start that Forebay, its base generator or slime's client define."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "stop", "frequency_penalty", "presence_penalty", "seed")
-"""Sampling parameters that are often put beside ``sampling_params`` instead of into it."""
+"""Sampling parameters that are often put next to ``sampling_params`` instead of into it."""
 
 MIN_SIMILARITY = 0.75
 MAX_UNKNOWN = 50
@@ -45,13 +45,13 @@ GROUP_SIZE_NAMES = ("num_repeat_per_sample", "group_size")
 OF_ONE_START = frozenset(
     {"task_type", "name", "run_id", "start_id", "skip_instance_ids", "remote_buffer_url", "replay"}
 )
-"""What each start says for itself."""
+"""Fields that each start must give itself."""
 SETTINGS = {name: field.alias or name for name, field in RunSettings.model_fields.items()}
 HAVE_DEFAULTS = sorted(KNOWN - OF_ONE_START)
 
 
 def start_warnings(payload: dict[str, Any]) -> list[str]:
-    """A warning for each unknown field whose name is close to a known one.
+    """Warnings for unknown fields whose names are close to a known one.
 
     The start is accepted, and the generator gets every field. A field that resembles no other is the generator's own.
     """
@@ -60,18 +60,18 @@ def start_warnings(payload: dict[str, Any]) -> list[str]:
     for name in islice(unknown, MAX_UNKNOWN):
         nearest = difflib.get_close_matches(name, _MEANT, n=1, cutoff=MIN_SIMILARITY)
         if nearest:
-            warnings.append(f"Forebay has no field {name!r}: did you mean {_MEANT[nearest[0]]!r}?")
+            warnings.append(f"unknown field {name!r}: did you mean {_MEANT[nearest[0]]!r}?")
     return warnings
 
 
 class RunDefaults:
-    """Of each task type, by field."""
+    """Default fields of each task type."""
 
     def __init__(self, tables: Mapping[str, Table]) -> None:
         self.tables = tables
 
     def missing_in(self, payload: Table) -> dict[str, Any]:
-        """The defaults of the payload's task type that it does not name; what is null there, it names."""
+        """Defaults of the task type for fields that the payload omits. An explicit null is not an omission."""
         task_type = payload.get("task_type")
         table = self.tables.get(task_type, {}) if isinstance(task_type, str) else {}
         named = {*payload, *(GROUP_SIZE_NAMES if set(GROUP_SIZE_NAMES) & set(payload) else ())}
@@ -79,7 +79,7 @@ class RunDefaults:
 
 
 def check_run_defaults(tables: Mapping[str, Table], source: str) -> None:
-    """Raise ``InvalidInput`` for the first wrong field, naming ``source``, where the tables are from, and the table."""
+    """Raise ``InvalidInput`` for the first wrong field, naming the table and its ``source``."""
     for task_type, table in tables.items():
         for name in table:
             if name not in HAVE_DEFAULTS:
@@ -100,16 +100,16 @@ def _wrong(source: str, task_type: str, name: str, what: str) -> InvalidInput:
 
 def _unknown(name: str) -> str:
     if name in OF_ONE_START:
-        return f"{name} is for one start to say, and has no default"
+        return f"{name} belongs to a single start and cannot have a default"
     nearest = difflib.get_close_matches(name, HAVE_DEFAULTS, 1)
-    return f"{name} is no setting of a run" + (f": do you mean {nearest[0]}?" if nearest else "")
+    return f"{name} is not a setting of a run" + (f": did you mean {nearest[0]}?" if nearest else "")
 
 
 def _check_values(table: Table) -> None:
     given = {SETTINGS.get(name, name): value for name, value in table.items()}
     size = SETTINGS["group_size"]
     try:
-        # The largest group, where a start says how large it is: shares of it are what is checked here.
+        # Uses the largest group, since the start decides its size; only shares of it are checked here.
         RunSettings.model_validate({size: 65_536, **given})
     except ValidationError as error:
         raise wrong_field(error.errors(include_url=False)[0]) from None
@@ -117,9 +117,9 @@ def _check_values(table: Table) -> None:
         _check_argument("num_repeats", given.pop("num_epoch"), "num_epoch")
     for url in engine_urls(given):
         if not is_http_url(url):
-            raise InvalidInput(f"remote_engine_url: {url!r} is no HTTP address", field="remote_engine_url")
+            raise InvalidInput(f"remote_engine_url must be an HTTP address (got {url!r})", field="remote_engine_url")
     for name, argument in PAYLOAD_NAMES.items():
-        if name in given and name != "oversampling":  # which depends on the size of a start's groups
+        if name in given and name != "oversampling":  # which depends on the start's group size
             _check_argument(argument, given[name], name)
     for name in ("input_file", "template_path"):
         if not isinstance(given.get(name, "path"), str):
@@ -127,10 +127,10 @@ def _check_values(table: Table) -> None:
 
 
 def _check_argument(argument: str, value: object, name: str) -> None:
-    """Have the base generator look at ``value``, as it will in a run."""
+    """Check ``value`` with the base generator, as a run will."""
     try:
         BaseGenerator("http://engine.invalid", "http://buffer.invalid", **{argument: value})  # type: ignore[arg-type]
     except (InvalidInput, TypeError, ValueError) as error:
         text = error.message if isinstance(error, InvalidInput) else str(error)
-        # The message begins with the argument's name, which may be another than the field's.
+        # The message begins with the argument's name, which may differ from the field's.
         raise InvalidInput(f"{name}: {text.removeprefix(argument).strip()}, got {value!r:.100}", field=name) from None

@@ -1,4 +1,4 @@
-"""Steps of a run: where one begins, which groups its trainer has for it, and how its process follows them."""
+"""Steps of a run: where one begins, which groups the trainer has for it, and how the run process follows them."""
 
 from dataclasses import asdict
 from typing import Any
@@ -15,17 +15,17 @@ from forebay.server.views import closed_since
 
 
 def announce(buffer: RunBuffer, loaded: Loaded) -> None:
-    """The trainer has other weights: a step begins. Saving is the caller's.
+    """Record the trainer's new weights, which begin a step. The caller saves the run.
 
-    The same version announced again begins none, also after a rewind: what the step made for it is still there. It may
-    mean other weights all the same.
+    Announcing the same version again begins no step, also after a rewind: groups made for it are still there. The
+    version may still mean other weights.
     """
     run, groups, weight_version = buffer.run, buffer.groups, loaded.version
     if run.weights.number == 0:
         _warn_of_foreign_names(buffer, weight_version)
     run.weights = run.weights.followed_by(loaded)
     if weight_version != run.step.weight_version:
-        # Groups that are full now have samples of the old weights: they count for the step that ends.
+        # Groups that are full now have samples of the old weights, and count for the step that ends.
         full = _full(groups) if run.counts_groups else []
         run.step = StepStart(run.step.number + 1, groups.num_closed, full, weight_version)
     run.weight_version = weight_version
@@ -34,33 +34,33 @@ def announce(buffer: RunBuffer, loaded: Loaded) -> None:
 
 
 def _warn_of_foreign_names(buffer: RunBuffer, first: int) -> None:
-    """Tell of samples from before the ``first`` announcement that seem newer: their engines had another's name."""
+    """Warn of samples from before the ``first`` announcement whose version looks newer than it."""
     groups = buffer.groups.in_state(GroupState.OPEN, GroupState.READY)
     newest = max((group.oldest_version or 0 for group in groups), default=0)
     if newest <= first:
         return
     warn(
         buffer.run,
-        f"samples from before the first announcement, of version {first}, name version {newest}, as their engines did: "
-        "max_staleness takes them for new. Announce what the engines have right after the start",
+        f"samples from before the first announcement, of version {first}, have version {newest} from their engines: "
+        "max_staleness treats them as new. Announce the engines' version right after the start",
     )
 
 
 def _full(groups: Groups) -> list[str]:
-    """Open groups that have all their samples: they are judged when somebody reads."""
+    """Open groups that have all their samples; the next read judges them."""
     return [group.group_id for group in groups.in_state(GroupState.OPEN) if groups.is_full(group)]
 
 
 def step_view(buffer: RunBuffer) -> dict[str, Any]:
-    """The step's number and weights; where they count, the groups that it has, and those that came to nothing."""
+    """The step's number and weights and, if groups count, those it has and those discarded."""
     run, groups = buffer.run, buffer.groups
     weights = asdict(run.weights)
     step = {"number": run.step.number, "weight_version": run.step.weight_version, "weights": weights}
     if not run.counts_groups:
         return {**step, "counted": [], "discarded": []}
-    # All in memory: they are not forgotten while their step goes on.
+    # All are in memory: groups are not evicted during their step.
     numbers = range(run.step.num_closed + 1, groups.num_closed + 1)
-    # A damaged log may have lost one.
+    # A damaged journal may have lost one.
     closed = [groups.closed[number] for number in numbers if number in groups.closed]
     discarded = [group.group_id for group in closed if group.state is GroupState.DISCARDED]
     usable = [group.group_id for group in closed if group.state is not GroupState.DISCARDED]
@@ -69,7 +69,7 @@ def step_view(buffer: RunBuffer) -> dict[str, Any]:
 
 
 def news_number(buffer: RunBuffer) -> int:
-    """Grows with each announcement, and when a group is discarded that could count."""
+    """A number that grows with each announcement, and when a group that could count is discarded."""
     discarded = sum(buffer.groups.discard_reasons.values()) if buffer.run.counts_groups else 0
     return buffer.run.weights.number + discarded
 
@@ -77,7 +77,7 @@ def news_number(buffer: RunBuffer) -> int:
 async def follow_steps(
     entry: LiveRun, after: int, seen: int, wait_s: float, *, is_paused: bool = False, is_still: bool | None = None
 ) -> dict[str, Any]:
-    """The feed of closed groups, the step, and whether the run's engines are paused, and its deadlines stand still.
+    """The feed of closed groups, the step, and whether the run's engines or deadlines are paused.
 
     Waits up to ``wait_s`` for what is later than ``after`` or ``seen``, or for a change of ``is_paused`` or, unless it
     is None, ``is_still``.
@@ -89,7 +89,7 @@ async def follow_steps(
         is_other = entry.run.is_paused != is_paused or is_still not in (None, not buffer.active.is_running)
         return is_later or is_other or not entry.run.is_alive
 
-    # A signal only says that something happened: what it was is looked at anew each time.
+    # A signal only says that something changed: the state is read again each time.
     while not is_news() and await deadline.wait(buffer.news):
         pass
     return {

@@ -1,4 +1,4 @@
-"""Keeps run processes running: starts them, restarts them after a crash, stops them, and ends their engine calls."""
+"""Supervises run processes: starts them, restarts them after a crash, stops them, and ends their engine calls."""
 
 import asyncio
 import logging
@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 
 OUTCOME_LOG_LINES = 50
 LAST_ABORTS_S = 2.0
-"""For engines to drop the calls of runs that end with the server: one that hangs must not hold it up."""
+"""Time for engines to drop the calls of runs that end with the server; a hung engine must not delay it."""
 restart_pauses = partial(Backoff, 1.0, 30.0, is_exact=True)
-"""Before a run's first restart, its second, and so on."""
+"""Pauses before a run's first restart, its second, and so on."""
 AbortCalls = Callable[[str, str, float], Awaitable[object]]
 """Ends the calls of an engine (base URL) whose request ids have a prefix, within a time limit in seconds."""
 
 
 class EngineAborts:
-    """Aborts by the request-id prefix of a run, in the background, as well as it can be done.
+    """Aborts calls by a run's request-id prefix, in the background, on a best-effort basis.
 
-    An engine is asked for ``timeout_s`` and given up after twice that.
+    Each engine gets ``timeout_s`` per request, and is abandoned after twice that.
     """
 
     def __init__(self, timeout_s: float, abort_calls: AbortCalls | None = None) -> None:
@@ -42,19 +42,19 @@ class EngineAborts:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, run_id: str, engine_urls: Sequence[str]) -> None:
-        """Begin to abort the calls of ``run_id`` at every engine."""
+        """Start to abort the calls of ``run_id`` at every engine."""
         if engine_urls:
             task = asyncio.create_task(self._abort_all(run_id, engine_urls), name=f"abort {run_id}")
             self._tasks[run_id] = task
             task.add_done_callback(lambda _: self._tasks.pop(run_id, None))
 
     async def wait_for(self, run_id: str) -> None:
-        """Return when no abort for ``run_id`` is under way: from then on its calls are safe."""
+        """Return when no abort for ``run_id`` is under way; new calls of the run are safe then."""
         if run_id in self._tasks:
             await asyncio.shield(self._tasks[run_id])
 
     async def wait_for_all(self, limit_s: float) -> None:
-        """Return when none is under way, or ``limit_s`` are over; then they are given up."""
+        """Return when no abort is under way; cancel those left after ``limit_s`` seconds."""
         if tasks := list(self._tasks.values()):
             _, left = await asyncio.wait(tasks, timeout=limit_s)
             for task in left:
@@ -68,7 +68,7 @@ class EngineAborts:
         try:
             async with asyncio.timeout(2 * self._timeout_s):
                 await self._abort_calls(url, prefix, self._timeout_s)
-        except Exception as error:  # noqa: BLE001 -- an engine of any make, perhaps gone; its calls have time limits
+        except Exception as error:  # noqa: BLE001 -- any kind of engine, perhaps gone; its calls have time limits
             logger.warning("calls %s* at %s could not be aborted: %r", prefix, url, error)
 
 
@@ -90,9 +90,9 @@ class LaunchSpec:
     run_dir: Path
     engine_urls: list[str] = field(default_factory=list)
     may_have_calls: bool = False
-    """Whether a process of another server's life may have left calls at the engines; they are aborted first."""
+    """Whether a process from before a server restart may have left calls at the engines; they are aborted first."""
     workers: list[int] = field(default_factory=list)
-    """How many each node has; none: its process runs its rollouts itself."""
+    """Number of workers on each node; empty if the run process runs the rollouts itself."""
     backend: str = DEFAULT_BACKEND
 
 
@@ -108,10 +108,10 @@ class _Supervised:
 
 
 class Supervisor:
-    """Runs one process per launched run. Leaving the context stops them all, of which ``records`` notes nothing.
+    """Runs one process per launched run. Leaving the context stops all of them without a note in ``records``.
 
-    ``stop_grace_s`` lies between SIGTERM and SIGKILL. ``working_dir`` (default: this process's) is that of the runs,
-    whose environment has ``environment`` added. Of what each prints, the newest ``max_log_bytes`` are kept.
+    ``stop_grace_s`` is the time between SIGTERM and SIGKILL. Runs work in ``working_dir`` (default: this process's),
+    with ``environment`` added to their environment. The newest ``max_log_bytes`` of each run's output are kept.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Supervisor:
         max_log_bytes: int = 32 << 20,
         cluster: Mapping[str, Any] | None = None,
     ) -> None:
-        """``cluster``: ``worker_silence_s``, ``ray_address`` and ``ray_namespace`` of the settings."""
+        """``cluster`` has ``worker_silence_s``, ``ray_address`` and ``ray_namespace`` of the settings."""
         self._environment = dict(environment or {})
         self._max_engine_reply_bytes = max_engine_reply_bytes
         self._max_log_bytes = max_log_bytes
@@ -150,7 +150,7 @@ class Supervisor:
         await self._aborts.wait_for_all(LAST_ABORTS_S)
 
     async def end_all(self) -> None:
-        """End every process, of which ``records`` notes nothing."""
+        """End every process without a note in ``records``."""
         runs = list(self._runs.values())
         for run in runs:
             run.is_shutdown = True
@@ -158,22 +158,22 @@ class Supervisor:
         await asyncio.gather(*(run.task for run in runs if run.task))
 
     async def launch(self, spec: LaunchSpec) -> None:
-        """Start a process of the run, and watch over it. Raises RuntimeError if the run has one already."""
+        """Start and supervise a process of the run. Raises RuntimeError if the run has one already."""
         if spec.run_id in self._runs:
             raise RuntimeError(f"run {spec.run_id} has a process already: stop it first")
         run = self._runs[spec.run_id] = _Supervised(spec, self._stop_grace_s, self._restart_pauses())
         try:
             await self._aborts.wait_for(spec.run_id)
-        except BaseException:  # cancelled: a run that never started is not held
+        except BaseException:  # cancelled: a run that never started is not kept
             del self._runs[spec.run_id]
             raise
         run.task = asyncio.create_task(self._supervise(run), name=f"supervise {spec.run_id}")
 
     async def stop(self, run_id: str, grace_s: float | None = None) -> None:
-        """End the run's process and everything it forked, without a restart; a run without a process is no error.
+        """End the run's process and everything it forked, without a restart; does nothing without a process.
 
-        ``grace_s`` replaces the usual time between SIGTERM and SIGKILL. Returns when the process is gone and that
-        is written down; the engines are asked to drop its calls afterwards.
+        ``grace_s`` replaces the usual time between SIGTERM and SIGKILL. Returns when the process has ended and this is
+        stored; the engines are asked to drop its calls afterwards.
         """
         run = self._runs.get(run_id)
         if run is not None:
@@ -183,7 +183,7 @@ class Supervisor:
                 await asyncio.shield(run.task)
 
     def is_alive(self, run_id: str) -> bool:
-        """Whether the run has a process, or will have one again after a crash."""
+        """Whether the run has a process, or will get one again after a crash."""
         return run_id in self._runs
 
     async def log_tail(self, run_dir: Path, num_lines: int = 100) -> list[str]:
@@ -193,17 +193,17 @@ class Supervisor:
     async def _supervise(self, run: _Supervised) -> None:
         try:
             outcome = await self._run_to_the_end(run)
-        except Exception as error:  # the disk or the machine failed: the run's failure, which must not be lost
+        except Exception as error:  # the disk or the machine failed: this fails the run, and must not be lost
             logger.exception("run %s could not be kept running", run.spec.run_id)
             outcome = await self._failed(run, f"{type(error).__name__}: {error}", traceback.format_exc())
         # Aborts first: once the run may be launched again, its launch finds them under way and waits.
         self._aborts.start(run.spec.run_id, run.spec.engine_urls)
         del self._runs[run.spec.run_id]
-        if run.is_shutdown:  # the run goes on in the server's next life
+        if run.is_shutdown:  # the run continues after the server restarts
             return
         try:
             await self._records.process_ended(run.spec.run_id, outcome)
-        except Exception:  # nobody awaits this task: what is raised here would vanish
+        except Exception:  # this task is not awaited, so its error would be lost
             logger.exception("the end of run %s could not be recorded", run.spec.run_id)
 
     async def _run_to_the_end(self, run: _Supervised) -> ProcessOutcome:
@@ -226,7 +226,7 @@ class Supervisor:
         spec = run.spec
         payload = await self._records.launch_payload(spec.run_id)
         earlier = await self._records.earlier_traces(spec.run_id)
-        if run.stopping.is_set():  # the payload may have taken its time: a gateway is started for it
+        if run.stopping.is_set():  # the payload may have taken a while: a gateway is started for it
             return None
         module_path = copied_module(spec.module_path, spec.run_dir)
         process = await RunProcess.start(
@@ -251,7 +251,7 @@ class Supervisor:
             await self._records.process_started(spec.run_id, run.num_attempts)
             await _first_of(ended, run.stopping)
         finally:
-            if not ended.done():  # a stop, or what `process_started` raised: no process is left behind
+            if not ended.done():  # a stop, or an error of `process_started`: no process is left behind
                 await process.stop(run.grace_s)
             report = await ended
             is_well = report.is_returned or run.stopping.is_set()
@@ -260,18 +260,18 @@ class Supervisor:
 
     async def _prepare_restart(self, run: _Supervised, report: Report) -> None:
         pause_s = run.pauses.next_s()
-        # The words of a generator's error may be a model's.
+        # The text of a generator's error may come from a model.
         why = "run_rollout raised (run.log has its traceback)" if report.error else _ending(report)
         logger.warning("run %s: %s; restart in %.1f s", run.spec.run_id, why, pause_s)
         await self._abort_calls(run.spec)
         try:
             async with asyncio.timeout(pause_s):
-                await run.stopping.wait()  # a stop must not sit out the pause
+                await run.stopping.wait()  # a stop must not wait for the pause to end
         except TimeoutError:
             return
 
     async def _abort_calls(self, spec: LaunchSpec) -> None:
-        """Before the next process asks anything: its request ids begin alike, and an engine refuses one it knows."""
+        """Abort calls before the next process starts: its request ids begin alike, and engines refuse known ids."""
         self._aborts.start(spec.run_id, spec.engine_urls)
         await self._aborts.wait_for(spec.run_id)
 

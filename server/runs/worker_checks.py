@@ -1,4 +1,4 @@
-"""Whether a run can have the workers that its start asks for."""
+"""Checks whether a run can have the workers that its start asks for."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -11,25 +11,25 @@ from forebay.generators.discovery.info import GeneratorInfo
 from forebay.workers.rollouts.other_nodes import check_address_of
 
 LOCAL_CLUSTERS = ("auto", "local")
-"""Addresses of Ray that name no machine. Which nodes a cluster has, the run process finds out."""
+"""Ray addresses that name no machine; the run process finds the nodes of a cluster."""
 ALL_INTERFACES = ("0.0.0.0", "::")  # noqa: S104 - recognised here, not bound
-"""A server that listens there tells its run processes a loopback address, unless it has a ``public_url``."""
+"""A server that listens there gives run processes a loopback address, unless it has a ``public_url``."""
 
 
 def check_workers(run: RunSettings, engine_urls: Sequence[str], generator: GeneratorInfo, settings: Settings) -> None:
-    """Raise ``InvalidInput`` if it cannot."""
+    """Raise ``InvalidInput`` if the run cannot have its workers."""
     if run.workers is None:
         if run.backend is not None:
             raise InvalidInput(
                 f"backend {run.backend!r} does nothing without workers",
-                hint="say how many: forebay start --workers 4, or workers in the body",
+                hint="give their number: forebay start --workers 4, or workers in the body",
                 field="backend",
             )
         return
     if sum(run.workers) > settings.max_workers:
         raise InvalidInput(
-            f"workers asks for {sum(run.workers)}, and a run may have {settings.max_workers}",
-            hint="ask for fewer, or let the server have more: its setting max_workers",
+            f"workers must be at most {settings.max_workers} in total (got {sum(run.workers)})",
+            hint="ask for fewer, or raise the server's setting max_workers",
             field="workers",
         )
     if not generator.imports_base:
@@ -48,8 +48,8 @@ def _check_ray(engine_urls: Sequence[str], settings: Settings) -> None:
     address = settings.ray_address
     if not address:
         raise InvalidInput(
-            "backend 'ray': this server knows no Ray cluster",
-            hint="its setting ray_address names one: HOST:PORT of the head, or auto",
+            "backend 'ray': this server has no Ray cluster",
+            hint="set ray_address on the server: HOST:PORT of the head node, or auto",
             field="backend",
         )
     if address not in LOCAL_CLUSTERS and not is_own_host(address.rpartition(":")[0].strip("[]")):

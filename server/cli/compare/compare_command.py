@@ -13,18 +13,18 @@ from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url, check_pl
 from forebay.server.cli.output import make_console, print_json
 
 if TYPE_CHECKING:
-    # Loaded where it is needed: all other commands start without.
+    # Imported where it is needed, so that other commands start without it.
     from forebay.replay.comparison import Comparison
     from forebay.replay.recording_file import RecordingFile
 
 Given = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="An exported file (*.fbr), which needs no server; or a run.")
+    str, typer.Argument(metavar="SOURCE", help="An exported file (*.fbr), which needs no server, or a run.")
 ]
 CodeFile = Annotated[
     Path | None, typer.Option("--code", metavar="FILE", help="Generator file whose hooks judge the groups.")
 ]
 RewardFunction = Annotated[
-    str | None, typer.Option("--reward", metavar="FILE:NAME", help="Function that gives the rewards anew.")
+    str | None, typer.Option("--reward", metavar="FILE:NAME", help="Function that computes the rewards again.")
 ]
 Changes = Annotated[
     list[str] | None,
@@ -49,7 +49,7 @@ def command(
     url: Url = DEFAULT_URL,
     token: Token = "",
 ) -> None:
-    """Judge what was recorded again, as it was and with other hooks, rewards or settings; tell what changes."""
+    """Judge a recording again, unchanged and with other hooks, rewards or settings, and show what changes."""
     from forebay.server.cli.compare.new_rewards import prints_to_stderr
     from forebay.server.cli.compare.what_if import WhatChanges, compare, read_changes
 
@@ -73,7 +73,7 @@ def command(
 
 @contextmanager
 def _opened(given: str, url: str, token: str, steps: str | None) -> "Iterator[RecordingFile]":
-    """The recording: a file as it lies there, or a run, which is fetched from the server for so long."""
+    """Open the recording: a file, or a run that is downloaded from the server for the duration."""
     from forebay.replay.recording_file import RecordingFile
     from forebay.server.cli.recordings.recording_download import is_recording, open_recording_of
 
@@ -86,7 +86,7 @@ def _opened(given: str, url: str, token: str, steps: str | None) -> "Iterator[Re
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What the buffer logs of its groups is what is shown at the end."""
+    """Silence the buffer's log of its groups, which the summary repeats."""
     logger = logging.getLogger("forebay.buffer")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

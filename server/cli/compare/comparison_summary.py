@@ -1,4 +1,4 @@
-"""What ``forebay compare`` shows: whether the recording can be repeated, then verdicts, rewards and advantages."""
+"""The output of ``forebay compare``: whether the recording can be repeated, then verdicts, rewards and advantages."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from forebay.replay.comparison import ChangedGroup, Comparison, Mismatch, Move
 from forebay.server.cli.output import columns_table, facts_table, show_table
 
 MOST_SHOWN = 20
-"""Groups that a table has; ``--json`` has all."""
+"""Maximum number of groups in a table; ``--json`` has all."""
 
 
 def show_comparison(console: Console, facts: dict[str, str], comparison: Comparison) -> None:
-    """``facts``: what is compared with what, in words."""
+    """Print a comparison. ``facts`` describe what is compared."""
     show_table(console, facts_table({"self-check": self_check(comparison), **facts}))
     for note in _notes(comparison):
         show_table(console, facts_table({"note": note}))
@@ -25,9 +25,9 @@ def show_comparison(console: Console, facts: dict[str, str], comparison: Compari
 
 
 def self_check(comparison: Comparison) -> str:
-    """Whether every group has the verdict of the recording with everything as recorded, in a line."""
+    """One line on whether every group, with everything as recorded, gets its recorded verdict."""
     decided = comparison.num_groups - comparison.num_undecided
-    text = f"{comparison.num_as_recorded:,} of {decided:,} groups have the verdict that the recording tells"
+    text = f"{comparison.num_as_recorded:,} of {decided:,} groups have their recorded verdict"
     if comparison.num_undecided:
         text += f"; {comparison.num_undecided:,} more had none yet"
     if comparison.mismatches:
@@ -39,13 +39,13 @@ def _notes(comparison: Comparison) -> list[str]:
     notes = []
     hooks = ", ".join(comparison.run.generator_hooks)
     if not comparison.has_code:
-        known = "verdicts as recorded are those of the recording, advantages as recorded those of the built-in hooks"
+        known = "verdicts as recorded come from the recording, advantages as recorded from the built-in hooks"
         used = (
             known
             if comparison.is_known_only_from_recording
-            else "the built-in ones are asked in their place; --code FILE asks those of a file"
+            else "the built-in hooks are used instead; --code FILE uses those of a file"
         )
-        notes.append(f"the recording does not have the hooks of its generator file ({hooks}): {used}")
+        notes.append(f"the recording does not include the hooks of its generator file ({hooks}): {used}")
     for damage in comparison.damages[:MOST_SHOWN]:
         group = f"group {damage.group_id} ({damage.instance_id!r}, epoch {damage.epoch})"
         notes.append(f"{group} is left out: {damage.reason}")

@@ -1,4 +1,4 @@
-"""The function of ``--reward FILE:NAME``, asked for the rewards of recorded rollouts."""
+"""Calls the function of ``--reward FILE:NAME`` for the rewards of recorded rollouts."""
 
 import asyncio
 import difflib
@@ -27,11 +27,11 @@ from forebay.generators.rollouts.replayed_samples import ReplayedSample
 from forebay.replay.source import Recorded
 
 TIMEOUT_S = 30.0
-"""As of runs that say nothing else."""
+"""Time limit of a call, the default of runs."""
 
 
 def open_rewarder(given: str, run: RecordedRun) -> Rewarder:
-    """The function that ``given`` names, to be asked. Raises ``InvalidInput`` if there is none, or it cannot be."""
+    """Open the function that ``given`` names. Raises ``InvalidInput`` if it does not exist or cannot be loaded."""
     timeout_s = run.payload.get("reward_timeout_s")
     function = load_function(given)
     check_judge(function)
@@ -43,7 +43,7 @@ def open_rewarder(given: str, run: RecordedRun) -> Rewarder:
 
 
 def load_function(given: str) -> RewardFunc:
-    """The function ``FILE:NAME``. Raises ``InvalidInput``."""
+    """Load the function ``FILE:NAME``. Raises ``InvalidInput``."""
     file, _, name = given.rpartition(":")
     path = Path(file)
     hint = "as in --reward my_tasks/judge.py:reward_func"
@@ -68,7 +68,7 @@ def _imported(path: Path) -> dict[str, Any]:
     set_import_path(path.parent, *import_roots(path.parent))
     try:
         return vars(load_module(path))
-    except BaseException as error:  # a user's file may raise anything, SystemExit included
+    except BaseException as error:  # a user's file may raise anything, including SystemExit
         if isinstance(error, KeyboardInterrupt):
             raise
         last = traceback.format_exception_only(error)[-1].strip()
@@ -78,20 +78,20 @@ def _imported(path: Path) -> dict[str, Any]:
 
 
 class NewRewards:
-    """Gives recorded samples the rewards that a function says now, and counts what it says."""
+    """Gives recorded samples the rewards that a function computes, and counts its results."""
 
     def __init__(self, rewarder: Rewarder) -> None:
         self._rewarder = rewarder
         self.num_asked = 0
         self.num_not_asked = 0
-        """Rollouts that had failed before there was anything to judge."""
+        """Rollouts that had failed before there was an answer to judge."""
         self.failures: Counter[str] = Counter()
-        """By kind of error, how often there was no reward: such a sample has failed, and has none of 0."""
+        """Missing rewards by kind of error. Such a sample counts as failed, not as a reward of 0."""
         self.examples: dict[str, str] = {}
-        """The first message of each kind."""
+        """The first message of each kind of error."""
 
     async def change(self, recorded: Sequence[Recorded]) -> list[Recorded]:
-        """The samples of a group with other rewards; forks have that of their rollout's main sample."""
+        """The samples of a group with new rewards; forks get the reward of their rollout's main sample."""
         samples = [ReplayedSample(*each) for each in recorded]
         forks = defaultdict[tuple[int, str], list[ReplayedSample]](list)
         for sample in samples:
@@ -116,8 +116,8 @@ class NewRewards:
         return judged.samples
 
     def facts(self) -> str:
-        """What came of it, in words."""
-        text = f"{self.num_asked:,} rollouts were asked about"
+        """A description of the results."""
+        text = f"{self.num_asked:,} rollouts were judged again"
         if self.num_not_asked:
             text += f", {self.num_not_asked:,} had failed before"
         if not self.failures:
@@ -132,7 +132,7 @@ def _rollout(record: SampleRow) -> tuple[int, str]:
 
 @contextmanager
 def prints_to_stderr() -> Iterator[None]:
-    """What users' code prints does not get between what the command writes: here, and in the processes it starts."""
+    """Send the output of users' code to stderr, in this process and its children, apart from the command's output."""
     sys.stdout.flush()
     own = os.dup(1)
     os.dup2(2, 1)

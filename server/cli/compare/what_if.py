@@ -1,6 +1,6 @@
-"""Everything in place: what changes, whose hooks judge, and the two rehearsals that a recording goes through.
+"""Prepares a comparison: what changes, which hooks judge, and the two rehearsals of a recording.
 
-Hooks are those that are built in, or those of a generator file. Both times, as recorded and as changed.
+The hooks, as recorded and as changed, are the built-in ones or those of a generator file.
 """
 
 import difflib
@@ -43,11 +43,11 @@ COMPARED = (
     "contract",
     "hook_time_limit_s",
 )
-"""The others decide how much is generated, when, and when a trainer gets it: nothing of it is in the samples."""
+"""Settings that a comparison can change. The others decide what is generated and delivered, and when."""
 
 
 def read_changes(assignments: Sequence[str]) -> dict[str, Any]:
-    """The fields that are set. Raises ``InvalidInput`` for one that is none, or decides nothing here."""
+    """Parse the fields to set. Raises ``InvalidInput`` for an unknown field, or one without effect here."""
     changes: dict[str, Any] = {}
     for name, value in map(parse_assignment, assignments):
         field = GROUP_SIZE if name == ITS_ALIAS else name
@@ -60,7 +60,7 @@ def read_changes(assignments: Sequence[str]) -> dict[str, Any]:
 def _wrong_name(name: str) -> InvalidInput:
     hint = f"the fields are {', '.join(COMPARED)}"
     if name.partition(".")[0] in RunSettings.model_fields:
-        message = f"--set {name}: it decides nothing that a recording can tell"
+        message = f"--set {name} has no effect on how a recording is judged"
         return InvalidInput(message, hint=f"{hint}; `forebay simulate` tries schedulers", field=name)
     nearest = difflib.get_close_matches(name, COMPARED, 1)
     meant = f"; did you mean {nearest[0]}?" if nearest else ""
@@ -68,7 +68,7 @@ def _wrong_name(name: str) -> InvalidInput:
 
 
 def settings_of(run: RecordedRun, changes: Mapping[str, Any] | None = None) -> RunSettings:
-    """The settings that a run was recorded with, with ``changes`` in place of some. Raises ``InvalidInput``."""
+    """The recorded settings of a run, updated with ``changes``. Raises ``InvalidInput``."""
     payload = dict(run.payload)
     for name, value in (changes or {}).items():
         payload.pop(ITS_ALIAS if name == GROUP_SIZE else name, None)
@@ -78,7 +78,7 @@ def settings_of(run: RecordedRun, changes: Mapping[str, Any] | None = None) -> R
 
 @dataclass(frozen=True)
 class JudgingCode:
-    """A generator file, or none: its hooks, and which of slime's contracts it declares."""
+    """A generator file, or the built-in hooks: its hooks, and which of slime's contracts it declares."""
 
     path: Path | None
     hooks: Collection[str] = ()
@@ -88,7 +88,7 @@ class JudgingCode:
         return f"{', '.join(self.hooks)} of {self.path}" if self.path is not None and self.hooks else "built-in"
 
     def make_hooks(self, run: RecordedRun, settings: RunSettings) -> RehearsalHooks:
-        """Its hooks, as the server would ask them for this run."""
+        """The hooks, called as the server would call them for this run."""
         return RehearsalHooks(
             task_type=run.task_type,
             contract=settings.contract or self.contract,
@@ -103,21 +103,21 @@ class JudgingCode:
 
 @dataclass(frozen=True)
 class JudgingCodes:
-    """Who is asked with everything as recorded, and who with what is changed."""
+    """The hooks used with everything as recorded, and those used with the changes."""
 
     recorded: JudgingCode
     changed: JudgingCode
     has_recorded: bool
-    """Whether ``recorded`` are the hooks that the run had; else they are the built-in ones in their place."""
+    """Whether ``recorded`` are the run's own hooks; otherwise the built-in ones replace them."""
 
     @property
     def differ(self) -> bool:
-        """Whether others are asked."""
+        """Whether the changed hooks differ from the recorded ones."""
         return self.recorded != self.changed
 
 
 async def find_codes(run: RecordedRun, file: Path | None, inspect_timeout_s: float) -> JudgingCodes:
-    """Who judges, where ``file`` is what ``--code`` names. Raises ``InvalidInput`` if it cannot be used."""
+    """Find the hooks to use; ``file`` is the argument of ``--code``. Raises ``InvalidInput`` if it cannot be used."""
     built_in = JudgingCode(None, contract=cast("Contract | None", run.generator_contract))
     given = None if file is None else await _inspected(file, inspect_timeout_s)
     if given is None:
@@ -131,8 +131,8 @@ async def find_codes(run: RecordedRun, file: Path | None, inspect_timeout_s: flo
 
 async def _inspected(file: Path, inspect_timeout_s: float) -> GeneratorInfo:
     if not file.is_file():
-        what = "is a folder" if file.is_dir() else "is not there"
-        raise InvalidInput(f"--code {file} {what}", hint="it names a generator file", field="code")
+        what = "is a folder" if file.is_dir() else "does not exist"
+        raise InvalidInput(f"--code {file} {what}", hint="give the path of a generator file", field="code")
     info = await inspect_alone(file, working_dir=Path.cwd(), inspect_timeout_s=inspect_timeout_s)
     if info.status != "ok":
         hint = f"`{own_command()} generators check {file}` shows the whole error"
@@ -142,16 +142,16 @@ async def _inspected(file: Path, inspect_timeout_s: float) -> GeneratorInfo:
 
 @dataclass(frozen=True)
 class WhatChanges:
-    """What is to be otherwise."""
+    """The changes to compare with the recording."""
 
     code: Path | None = None
-    """A generator file, for its hooks."""
+    """A generator file whose hooks are used."""
     reward: str | None = None
-    """``FILE:NAME`` of a function."""
+    """A reward function, as ``FILE:NAME``."""
     settings: dict[str, Any] = field(default_factory=dict)
 
     def facts(self, codes: JudgingCodes) -> dict[str, str]:
-        """It in words."""
+        """Descriptions of the changes, by label."""
         changes = [f"{name}={value!r}" for name, value in self.settings.items()]
         facts = {"hooks": f"as recorded {codes.recorded}"}
         if codes.differ:
@@ -160,7 +160,7 @@ class WhatChanges:
 
 
 async def compare(source: Source, changes: WhatChanges, steps: str | None) -> tuple[dict[str, str], Comparison]:
-    """What is compared, in words, and what becomes of it. ``steps``: only their groups.
+    """Compare a recording as is and with ``changes``; ``steps`` selects groups. Returns facts and results.
 
     Raises ``InvalidInput`` for settings, code or steps that cannot be used.
     """

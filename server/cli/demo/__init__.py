@@ -1,8 +1,8 @@
-"""``forebay demo``: everything at once, on this machine, with nothing but this package.
+"""``forebay demo``: everything together on this machine, with only this package.
 
-It starts a server and a tiny engine as processes that end with it (``children.py``, each by way of ``child.py``),
-starts a run of the built-in math task, reads its groups as slime's client does (``trainer.py``), shows progress
-meanwhile, and what happened at the end.
+It starts a server and a tiny engine as child processes (``children.py``, through ``child.py``), starts a run of the
+built-in math task, and reads its groups as slime's client does (``trainer.py``). It shows progress meanwhile and a
+summary at the end.
 """
 
 import json
@@ -41,13 +41,13 @@ INTERRUPTED_EXIT_CODE = 130
 
 @dataclass(frozen=True)
 class Demo:
-    """What the steps of the demo share."""
+    """State shared by the steps of the demo."""
 
     folder: Path
     console: Console
     children: Children
     stack: ExitStack
-    """Left before the children are stopped."""
+    """Exited before the children are stopped."""
     num_instances: int
 
     @property
@@ -63,7 +63,7 @@ def command(
 ) -> None:
     """Start a server and a tiny engine, run the built-in math task, and read its groups as a trainer does.
 
-    Takes about a minute on two cores, needs no GPU and no network, and leaves no process behind. Needs the extra
+    Takes about a minute on two cores, needs no GPU or network, and leaves no process behind. Needs the extra
     `local`.
     """
     folder = make_folder(data_dir)
@@ -81,51 +81,49 @@ def command(
     _show_summary(console, progress, trainer, elapsed_s, folder)
     if progress.view["state"] == "failed" or not trainer.num_rows:
         reason = str(progress.view["reason"]).partition("\n")[0]
-        raise ForebayError(
-            f"the run is {progress.view['state']}: {reason}", hint=f"everything is told in {folder}/*.log"
-        )
+        raise ForebayError(f"the run is {progress.view['state']}: {reason}", hint=f"see {folder}/*.log")
 
 
 def check_extras() -> None:
-    """Raise ``MissingExtra`` if the tiny engine could not start. Looks without importing, which would take seconds."""
+    """Raise ``MissingExtra`` if the tiny engine could not start. Checks without importing, which would take seconds."""
     for package in ("torch", "transformers", "jinja2"):
         if find_spec(package) is None:
             raise MissingExtra(package, "local")
 
 
 def make_folder(wanted: Path | None) -> Path:
-    """The folder that everything is kept in. Raises ``InvalidInput`` for one that cannot be, or is not empty."""
+    """Create the demo's folder. Raises ``InvalidInput`` if it cannot be created or is not empty."""
     if wanted is None:
         return Path(tempfile.mkdtemp(prefix="forebay-demo-"))
     if any(make_writable(wanted).iterdir()):
-        raise InvalidInput(f"{wanted} is not empty", hint="the demo wants a folder of its own", field="data_dir")
+        raise InvalidInput(f"{wanted} is not empty", hint="give the demo a new or empty folder", field="data_dir")
     return wanted.resolve()
 
 
 def run(demo: Demo) -> tuple[RunProgress, SlimeTrainer, float]:
-    """All steps; the last look at the run, the trainer with what it read, and the seconds that the run took."""
+    """Run all steps; return the run's final progress, the trainer with what it read, and the seconds taken."""
     input_file = write_sums(demo.folder / "sums.jsonl", demo.num_instances)
     _show_done(demo, f"wrote {demo.num_instances} sums to {input_file}")
-    # Both at once: the engine may take ten times as long as the server.
+    # Both at once: the engine may take ten times as long to start as the server.
     engine, server = _start_engine(demo), _start_server(demo)
-    with _step(demo, "the tiny engine is getting ready (the first time, it learns to add: about 10 s)"):
+    with _step(demo, "starting the tiny engine (the first time, it learns to add: about 10 s)"):
         engine_url = str(json.loads(engine.first_line(ENGINE_LIMIT_S))["url"])
     _show_done(demo, f"the tiny engine answers at {engine_url}")
-    with _step(demo, "the server is getting ready"):
+    with _step(demo, "starting the server"):
         server_url = server.first_line(SERVER_LIMIT_S).split()[-1]
     _show_done(demo, f"the server answers at {server_url}")
     trainer = demo.stack.enter_context(SlimeTrainer(server_url))
     client = demo.stack.enter_context(ServerClient(server_url))
     began_s = time.monotonic()
     run_id = trainer.start(start_payload(input_file, engine_url, server_url))
-    demo.stack.callback(_stop_run, client, run_id)  # before the children end, or there is nobody to stop it
+    demo.stack.callback(_stop_run, client, run_id)  # before the children end: the server has to stop the run
     _show_done(demo, f"started {run_id}: task type math, groups of {GROUP_SIZE}\n")
     progress = _train(demo, trainer, client, run_id)
     return progress, trainer, time.monotonic() - began_s
 
 
 def write_sums(path: Path, num_instances: int) -> Path:
-    """A dataset as slime reads it: one JSON object per line, with the prompt's messages, the label and an id."""
+    """Write a dataset in slime's format: one JSON object per line, with prompt messages, label and id."""
     sums = [(left, right) for left in range(10) for right in range(10)]
     random.Random(SEED).shuffle(sums)
     with path.open("w", encoding="utf-8") as file:
@@ -137,7 +135,7 @@ def write_sums(path: Path, num_instances: int) -> Path:
 
 
 def start_payload(input_file: Path, engine_url: str, server_url: str) -> dict[str, Any]:
-    """What slime's client sends to ``/start_rollout``: its numbers are strings."""
+    """The payload that slime's client sends to ``/start_rollout``, with numbers as strings."""
     return {
         "num_process": "32",
         "num_epoch": "1",
@@ -174,7 +172,7 @@ def _start_server(demo: Demo) -> Child:
 
 
 def clean_environment() -> dict[str, str]:
-    """This environment without settings of another server, and without a proxy for this machine's own addresses."""
+    """This environment without Forebay settings, and without a proxy for local addresses."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
     return {**kept, "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
@@ -196,7 +194,7 @@ def _train(demo: Demo, trainer: SlimeTrainer, client: ServerClient, run_id: str)
 
 
 def _stop_run(client: ServerClient, run_id: str) -> None:
-    """An interrupted run ends here: its engine will not be there when the data is served again."""
+    """Stop an interrupted run: its engine will be gone when the data is served again."""
     with suppress(ForebayError):
         client.post(f"/v1/runs/{run_id}/stop")
 
@@ -218,13 +216,13 @@ def _step(demo: Demo, text: str) -> Iterator[None]:
 def _show_summary(
     console: Console, progress: RunProgress, trainer: SlimeTrainer, elapsed_s: float, folder: Path
 ) -> None:
-    """A table of what happened, one delivered row, and where to go from here."""
+    """Print a table of what happened, one delivered row, and the next commands."""
     console.print("What happened", style="bold")
     show_table(console, facts_table(_summary_facts(progress, trainer, elapsed_s)))
     if trainer.best_row is not None:
         console.print(f"A row as the trainer got it: {_row_text(trainer.best_row)}\n", markup=False, soft_wrap=True)
     console.print(
-        f"Everything is kept in {folder}. Look at it again, and go on:\n"
+        f"All files are in {folder}. To inspect the run again and continue:\n"
         f"  {own_command()} serve --data-dir {folder / 'data'}\n"
         f"  {own_command()} status                    (in another terminal)\n"
         f"  {own_command()} generators new my_task    (a generator of your own)",

@@ -1,4 +1,4 @@
-"""Processes that a command starts: each in its own session, ended with the command, by the kernel if need be."""
+"""Processes that a command starts: each in its own session, ended with the command, if necessary by the kernel."""
 
 import os
 import selectors
@@ -22,14 +22,14 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Child:
-    """A module of this program that runs as a process. What it says goes to ``log``, but the lines read as ready."""
+    """A module of this program run as a process. Its stderr goes to ``log``; stdout is read by ``first_line``."""
 
     def __init__(self, name: str, module: str, *arguments: str, log: Path, environ: Mapping[str, str]) -> None:
         self.name = name
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(  # noqa: S603 - our own modules and arguments
-                # -P: the folder that it runs in is the user's, and may have a module of any name.
+                # -P: it runs in the user's folder, which may have a module of any name.
                 [sys.executable, "-P", "-m", "forebay.server.cli.demo.child", str(os.getpid()), module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -44,12 +44,12 @@ class Child:
         return self._process.pid
 
     def check_alive(self) -> None:
-        """Raise ``ForebayError`` with the last log lines if it has ended."""
+        """Raise ``ForebayError`` with the last log lines if the process has ended."""
         if self._process.poll() is not None:
             raise self._failure(f"ended with exit code {self._process.returncode}")
 
     def first_line(self, limit_s: float) -> str:
-        """The first line on its standard output. Raises ``ForebayError`` if it ends, or ``limit_s`` pass, before."""
+        """The first line of its standard output. Raises ``ForebayError`` if it ends or ``limit_s`` pass before."""
         assert self._process.stdout is not None
         until_s, text = time.monotonic() + limit_s, b""
         with selectors.DefaultSelector() as selector:
@@ -65,16 +65,16 @@ class Child:
         return text.split(b"\n")[0].decode()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         with suppress(ProcessLookupError):
             self._process.terminate()
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL to all that is left of its process group after ``grace_s``."""
+        """Send SIGTERM, and after ``grace_s`` SIGKILL to what is left of its process group."""
         self.ask_to_stop()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_s)
-        # Also after an orderly end: what the process itself had started may have outlived it.
+        # Also after an orderly end: its own children may have outlived it.
         signal_group(self.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdout is not None:
@@ -82,37 +82,37 @@ class Child:
 
     def _failure(self, what: str) -> ForebayError:
         lines = self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return ForebayError("\n  ".join([f"the {self.name} {what}", *lines]), hint=f"its whole log is {self._log}")
+        return ForebayError("\n  ".join([f"the {self.name} {what}", *lines]), hint=f"the full log is {self._log}")
 
 
 class Children:
-    """Ends its children on the way out, the one started last first; a second signal meanwhile changes nothing.
+    """Ends its children on exit, the last one started first; a second signal meanwhile has no effect.
 
-    Inside, SIGTERM and SIGHUP end this process as Ctrl-C does, through every ``finally``: with exit code 128 + signal.
+    Inside, SIGTERM and SIGHUP end this process like Ctrl-C, through every ``finally``: with exit code 128 + signal.
     """
 
     def __init__(self) -> None:
         self._children: list[Child] = []
 
     def start(self, name: str, module: str, *arguments: str, log: Path, environ: Mapping[str, str]) -> Child:
-        """Start a child that is stopped on the way out."""
+        """Start a child that is stopped on exit."""
         child = Child(name, module, *arguments, log=log, environ=environ)
         self._children.append(child)
         return child
 
     def check_alive(self) -> None:
-        """Raise ``ForebayError`` if one of them has ended."""
+        """Raise ``ForebayError`` if any child has ended."""
         for child in self._children:
             child.check_alive()
 
     def __enter__(self) -> Self:
-        # What is ignored already stays so: under nohup, closing the terminal ends nothing.
+        # Signals that are already ignored stay ignored: under nohup, closing the terminal ends nothing.
         heard = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
         self._before = {number: signal.signal(number, _exit) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A second Ctrl-C would end this process between two children, and leave the others.
+        # A second Ctrl-C would end this process between two children, and leave the others running.
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)

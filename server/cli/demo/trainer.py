@@ -1,4 +1,4 @@
-"""The trainer of the demo: it starts a run and polls for groups over slime's routes, as slime's client does."""
+"""The demo's trainer: starts a run and polls for groups over slime's routes, as slime's client does."""
 
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -11,9 +11,9 @@ READ_TIMEOUT_S = 100.0
 
 @dataclass
 class RewardMean:
-    """The mean reward of all samples, out of the replies' ``meta_info``.
+    """The mean reward of all samples, computed from the replies' ``meta_info``.
 
-    Each describes what arrived since the last successful reply; an unsuccessful one consumes nothing.
+    Each reply describes the samples since the last successful one; an unsuccessful reply consumes none.
     """
 
     _count: int = 0
@@ -21,8 +21,8 @@ class RewardMean:
     _newest: tuple[int, float] = (0, 0.0)
 
     def add(self, meta_info: dict[str, Any], *, is_consumed: bool) -> None:
-        """Note one reply."""
-        # Until a reply brings rows, each describes the same samples as the one before it, and those that came since.
+        """Add one reply."""
+        # Until a reply has rows, each describes the samples of the previous one plus those that arrived since.
         count = int(meta_info["total_samples"])
         self._newest = (count, count * float(meta_info["avg_reward"]))
         if is_consumed:
@@ -32,21 +32,21 @@ class RewardMean:
 
     @property
     def value(self) -> float | None:
-        """None before the first sample."""
+        """The mean reward; None before the first sample."""
         count = self._count + self._newest[0]
         return (self._total + self._newest[1]) / count if count else None
 
 
 @dataclass
 class SlimeTrainer:
-    """Polls the server at ``url``; ``is_over`` once it says that nothing will come any more."""
+    """Polls the server at ``url``; ``is_over`` is set once the server says that the run is finished."""
 
     url: str
     rewards: RewardMean = field(default_factory=RewardMean)
     num_batches: int = 0
     num_rows: int = 0
     best_row: dict[str, Any] | None = None
-    """One of the highest reward in the newest batch."""
+    """A row with the highest reward in the newest batch."""
     is_over: bool = False
 
     def __post_init__(self) -> None:
@@ -61,11 +61,11 @@ class SlimeTrainer:
         self._transport.close()
 
     def start(self, payload: dict[str, Any]) -> str:
-        """Start the run; its id."""
+        """Start the run and return its id."""
         return str(self._posted("start_rollout", payload, START_TIMEOUT_S)["run_id"])
 
     def poll(self) -> bool:
-        """Ask for groups once; whether any came."""
+        """Ask for groups once; return whether there were any."""
         try:
             reply = self._posted("get_rollout_data", {}, READ_TIMEOUT_S)
         except (RunEnded, NoRun):

@@ -1,5 +1,5 @@
-"""``forebay recording``: a run in a file, and what is in such files.
+"""``forebay recording``: exports a run to a file, and inspects such files.
 
-``recording_commands`` has the commands. ``recording_download`` brings a run from the server into a file, for
-``export``, and for whatever takes a run or a file. ``recording_summary`` is what ``show`` writes.
+``recording_commands`` has the commands. ``recording_download`` downloads a run from the server into a file, for
+``export`` and for any command that takes a run or a file. ``recording_summary`` formats the output of ``show``.
 """

@@ -1,4 +1,4 @@
-"""``forebay recording``: bring a run into a file, look at it, check it, compare it."""
+"""``forebay recording``: exports a run to a file; shows, verifies and compares such files."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +11,7 @@ from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url
 from forebay.server.cli.output import echo, facts_table, make_console, print_json, show_table
 from forebay.server.cli.run_commands import RunName
 
-app = typer.Typer(no_args_is_help=True, help="Bring a run into a file, and look into such files.")
+app = typer.Typer(no_args_is_help=True, help="Export a run to a file, and inspect such files.")
 
 FileName = Annotated[Path, typer.Argument(metavar="FILE", help="The file of a recording: NAME.fbr.")]
 Side = Annotated[str, typer.Argument(metavar="RUN|FILE", help="Id or name of a run, or the file of a recording.")]
@@ -30,8 +30,8 @@ def export(
 ) -> None:
     """Write a run into a file: its groups and batches, and every sample, byte for byte. No file is ever overwritten.
 
-    A group with a body that cannot be read, since the disk is damaged, is left without its samples, and named; the file
-    is made, and the exit code is 1.
+    If the disk is damaged and a body cannot be read, its group is exported without samples and listed. The file is
+    still written, and the exit code is 1.
     """
     from forebay.server.cli.recordings.recording_download import export_run
     from forebay.server.cli.recordings.recording_summary import counts
@@ -46,13 +46,13 @@ def export(
         echo(str(file))
         echo(f"groups: {made.num_groups:,}, samples: {made.num_samples:,}, batches: {made.num_batches:,}", err=True)
     if made.left_out:
-        echo(f"{file} is whole but for the samples of {len(made.left_out):,} groups, as named above", err=True)
+        echo(f"{file} is complete except for the samples of {len(made.left_out):,} groups, listed above", err=True)
         raise typer.Exit(1)
 
 
-@app.command("show", short_help="Tell what is in a recording.")
+@app.command("show", short_help="Show what is in a recording.")
 def show(file: FileName, as_json: AsJson = False) -> None:
-    """Tell which run a file is a recording of, and how much it has: groups by state, samples, steps, engine calls."""
+    """Show the run that a file records, and counts of its groups by state, samples, steps and engine calls."""
     from forebay.replay.recording import Recording
     from forebay.server.cli.recordings.recording_summary import facts, summary
 
@@ -64,9 +64,9 @@ def show(file: FileName, as_json: AsJson = False) -> None:
         show_table(make_console(), facts_table(facts(found)))
 
 
-@app.command("verify", short_help="Check that a recording is what was written.")
+@app.command("verify", short_help="Check that a recording is undamaged.")
 def verify(file: FileName, as_json: AsJson = False) -> None:
-    """Read a file, byte by byte, and name all that is not what was written. The exit code is 1 if there is any."""
+    """Read a whole file and list all damage. The exit code is 1 if there is any."""
     from forebay.replay.errors import RecordingDamaged
     from forebay.replay.recording import Damage, Recording
 
@@ -80,7 +80,7 @@ def verify(file: FileName, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"file": str(file), "damage": [{"place": each.place, "reason": each.reason} for each in damage]})
     else:
-        echo("\n".join(map(str, damage)) or f"{file} is what was written")
+        echo("\n".join(map(str, damage)) or f"{file} is undamaged")
     raise typer.Exit(1 if damage else 0)
 
 
@@ -89,7 +89,7 @@ def diff(one: Side, other: Side, url: Url = DEFAULT_URL, token: Token = "", as_j
     """Count how many groups, samples, tokens and rewards of two runs, or recordings, differ. Exits with 1 if any do.
 
     Groups are paired by their ids. The first difference of each kind follows: code, settings, groups, samples, rewards,
-    tokens, bodies. Names, addresses, times, how the processes worked, and how far a trainer has read are ignored.
+    tokens, bodies. Ignored are names, addresses, times, how the processes worked, and how far a trainer has read.
     """
     from forebay.replay.recording_differences import COUNTED, compare_recordings
     from forebay.server.cli.recordings.recording_download import open_recording_of
@@ -98,7 +98,7 @@ def diff(one: Side, other: Side, url: Url = DEFAULT_URL, token: Token = "", as_j
         sides = [stack.enter_context(open_recording_of(each, url, token)) for each in (one, other)]
         found = compare_recordings(*sides)
     for each in found.not_compared.values():
-        echo(f"not compared, since neither has them: the samples of {each}", err=True)
+        echo(f"not compared, since neither side has them: the samples of {each}", err=True)
     different, compared, first = found.num_different, found.num_compared, found.in_words(one, other)
     if as_json:
         counts = {"num_different": {kind: different[kind] for kind in COUNTED}, "num_compared": compared}

@@ -1,4 +1,4 @@
-"""A run that a server has, as the file of a recording."""
+"""Downloads a run from the server as the file of a recording."""
 
 import tempfile
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from forebay.server.cli.client import ServerClient
 
 
 def export_run(server: ServerClient, run: str, path: Path, steps: str = "") -> EndRow:
-    """Write the run that ``run`` names into the new file ``path``; what it has.
+    """Write the run that ``run`` names into the new file ``path``; return its counts.
 
-    Raises ``InvalidInput`` for a file that is there, steps that are none, or a ``run`` that several have; what the
-    server refuses; ``StorageFailed``, ``MissingExtra``.
+    Raises ``InvalidInput`` for an existing file, invalid steps, or an ambiguous ``run``; any error of the server;
+    ``StorageFailed``, ``MissingExtra``.
     """
     if steps:
         parse_steps(steps, "--steps")
@@ -30,15 +30,15 @@ def export_run(server: ServerClient, run: str, path: Path, steps: str = "") -> E
 
 
 def is_recording(given: str) -> bool:
-    """Whether a command is given a file, and not a run: its name ends so, it is a path, or it is there."""
+    """Whether ``given`` is a file, not a run: it has a recording's ending, is a path, or exists."""
     return given.endswith(SUFFIX) or len(PurePath(given).parts) > 1 or Path(given).is_file()
 
 
 @contextmanager
 def open_recording_of(given: str, url: str, token: str = "", steps: str = "") -> Iterator[Recording]:
-    """The recording in the file ``given``, or, fetched for so long, of the run that it names.
+    """Open the recording in the file ``given``, or of the run that it names, downloaded for the duration.
 
-    With ``steps``, only those are fetched; of a file, all is there. Raises as ``Recording`` and ``export_run`` do.
+    ``steps`` limits a download; a file is not limited. Raises as ``Recording`` and ``export_run`` do.
     """
     if not given:
         raise InvalidInput("RUN|FILE is empty", hint="give a run's id or name, or the file of a recording")

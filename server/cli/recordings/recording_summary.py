@@ -1,4 +1,4 @@
-"""What ``forebay recording show`` tells of a file."""
+"""The output of ``forebay recording show``."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ MOST_SHOWN = 20
 
 
 def counts(made: EndRow) -> dict[str, Any]:
-    """What `export` tells of a file as JSON values: how much it has, and which groups it has without their samples."""
+    """Output of `export` as JSON values: counts of the file, and its groups without samples."""
     found = {name: getattr(made, name) for name in ("num_groups", "num_samples", "num_batches")}
     return found | {"left_out": msgspec.to_builtins(made.left_out)}
 
 
 def summary(recording: Recording) -> dict[str, Any]:
-    """As JSON values. Raises ``RecordingDamaged``."""
+    """Output of ``show`` as JSON values. Raises ``RecordingDamaged``."""
     found: dict[str, Any] = {"file": str(recording.path), "num_bytes": recording.path.stat().st_size}
     found["num_calls"] = recording.num_calls
     if not recording.has_run:
@@ -45,7 +45,7 @@ def summary(recording: Recording) -> dict[str, Any]:
 
 
 def facts(found: dict[str, Any]) -> dict[str, Any]:
-    """The same for people."""
+    """Output of ``show`` as labelled text."""
     shown: dict[str, Any] = {"file": f"{found['file']} ({_size(found['num_bytes'])})"}
     if run := found.get("run"):
         shown |= {
@@ -58,7 +58,7 @@ def facts(found: dict[str, Any]) -> dict[str, Any]:
             "groups": f"{found['num_groups']:,}: {counts_text(found['states'])}",
             "discarded": counts_text(found["reasons"]) if found["reasons"] else "",
             "salvaged": found["num_salvaged"] or "",
-            "samples": f"{found['num_samples']:,} ({_size(found['num_body_bytes'])} before they were compressed)",
+            "samples": f"{found['num_samples']:,} ({_size(found['num_body_bytes'])} before compression)",
             "batches": f"{found['num_batches']:,}",
             "steps": found["steps"],
             "checkpoints": found["checkpoints"],
@@ -85,7 +85,7 @@ def _steps(batches: Sequence[BatchRow], field: str) -> str:
 def _time(at_s: float) -> str:
     try:
         return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):  # none of our files says so
+    except (OverflowError, ValueError, OSError):  # no file of ours has such a time
         return f"{at_s:g} s"
 
 
