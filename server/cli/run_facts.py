@@ -53,7 +53,7 @@ def problem_of(view: dict[str, Any]) -> str:
         return f"all {total} finished groups were discarded, most as {reason}: {DISCARD_REASONS.get(reason, '')}"
     waiting = groups["full"] + groups["ready"]
     if waiting and not (groups["leased"] or groups["delivered"]):
-        return f"{waiting} groups are ready, but no trainer has read a batch of this run yet"
+        return f"{waiting} groups are waiting, but no trainer has read a batch of this run yet"
     return ""
 
 

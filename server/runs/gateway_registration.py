@@ -40,7 +40,7 @@ class RunGateway:
         await asyncio.gather(*self._watching.values(), return_exceptions=True)
 
     async def admit(self, run: Run) -> dict[str, str]:
-        """The address and key for opening rollouts of a run. Raises ``InvalidInput``, ``RunEnded``; see ``register``."""
+        """The address and key for opening rollouts. Raises ``InvalidInput``, ``RunEnded``, or as ``register``."""
         if _is_over(run):
             raise RunEnded(run.run_id, run.state.value)
         if not engine_urls(run.payload):

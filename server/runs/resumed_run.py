@@ -58,7 +58,7 @@ async def _find_resumable(buffer: Buffer, files: InputFiles, request: StartReque
     same = {entry.run.run_id for entry in knowing if await _had_content(files, entry.run, request, digest)}
     if knowing and not same:
         logger.warning(
-            "run %s knows the listed ids, but its input file differed from %s: a new run starts"
+            "run %s knows the listed ids, but had another input file than %s: a new run starts"
             " (to continue the old run, start with its run_id)",
             knowing[0].run.run_id,
             request.input_file,
@@ -170,7 +170,7 @@ def what_is_left(buffer: Buffer, run: Run) -> str | None:
         return None
     new, old = run.run_id, before.run.run_id
     return (
-        f"run {old} had a similar start and still has {num_ready} groups ready, and {num_delivered} delivered;"
+        f"run {old} was started alike and still has {num_ready} groups ready, and {num_delivered} delivered;"
         f" run {new} generates its own. To continue run {old} from its first group, stop run {new} and start the"
         f" trainer again with /s/{old} appended to the server's address"
     )

@@ -60,7 +60,7 @@ def start_warnings(payload: dict[str, Any]) -> list[str]:
     for name in islice(unknown, MAX_UNKNOWN):
         nearest = difflib.get_close_matches(name, _MEANT, n=1, cutoff=MIN_SIMILARITY)
         if nearest:
-            warnings.append(f"unknown field {name!r}: did you mean {_MEANT[nearest[0]]!r}?")
+            warnings.append(f"Forebay has no field {name!r}: did you mean {_MEANT[nearest[0]]!r}?")
     return warnings
 
 

@@ -145,7 +145,7 @@ def test_addresses_and_keys_of_a_file_have_to_be_named_by_the_start(target: Serv
         writer.add_group(group_record(1, num_samples=0))
     asked = {"source": str(path), "mode": "cache"}
     error = assert_error(target.client.post("/v1/runs", json={"replay": asked}), 422, "invalid_input", "api_key")
-    assert error["message"].endswith(f"not taken over from it: {', '.join(sorted(OWN_AFFAIRS))}")
+    assert error["message"].endswith(f"not taken over from the file: {', '.join(sorted(OWN_AFFAIRS))}")
     named = dict.fromkeys(OWN_AFFAIRS) | {"api_key": "sk-own"}
     del named["remote_engine_url"]  # which only what generates asks for
     run = start_replay(target, str(path), **named)

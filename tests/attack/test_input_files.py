@@ -143,7 +143,7 @@ def test_a_file_that_never_answers_holds_up_neither_other_starts_nor_the_end(
         thread.join()
     for answer in answers:
         assert answer.status_code == 400, answer.text
-        assert "does not answer within 1 s" in answer.json()["error"]["message"]
+        assert "did not respond within 1 s" in answer.json()["error"]["message"]
     began_s = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began_s < TIME_LIMIT_S

@@ -21,7 +21,7 @@ def test_of_too_many_samples_none_is_taken_and_as_many_as_allowed_are(server: Se
         reply = run.client.post(f"{run.path}/samples", content=body, headers={"content-type": kind})
         if num_samples > LIMIT:
             error = assert_error(reply, 422, "invalid_input", "body")
-            assert "10001 samples in one write: none was taken" in error["message"]
+            assert "10001 samples in one write: none was stored" in error["message"]
             assert "max_batch_samples" in error["hint"]
             assert run.groups() == []
         else:

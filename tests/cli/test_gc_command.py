@@ -20,7 +20,7 @@ def test_gc_removes_what_is_over_the_budget_and_tells_what_is_kept(forebay: Fore
     over = forebay("gc", *target)
     assert over.code == 0
     assert "100,000 bytes" in over.out
-    assert "and nothing more can go" in over.out
+    assert "and nothing more can be removed" in over.out
     assert "bytes ready for a trainer" in over.out
     assert "over the budget" in forebay("status", *target).out
     run.take(num_groups=20)

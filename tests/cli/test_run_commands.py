@@ -119,7 +119,7 @@ def test_status_shows_the_policy_that_a_start_chose(
         (["--policy", "fastest"], "known policies: longest-first, probe, pull, static"),
         (["--policy", "pull", "--set", "scheduler.top=0.3"], "'pull' does not use top"),
         (["--set", "scheduler=3", "--policy", "pull"], "scheduler: must be an object, got 3"),
-        (["--set", "scheduler=3", "--set", "scheduler.top=0.3"], "scheduler is 3, no object"),
+        (["--set", "scheduler=3", "--set", "scheduler.top=0.3"], "scheduler must be an object (got 3)"),
     ],
 )
 def test_a_scheduler_that_cannot_work_is_refused(
@@ -170,7 +170,7 @@ def test_follow_shows_progress_until_the_run_has_ended(
     # What `status` shows of the ended run stands at the end, but for the time that has passed since.
     summary = [line.rstrip() for line in forebay("status", run_id, *target).out.splitlines() if "ago" not in line]
     assert re.search(r"groups +ready 1 · discarded 1\n(.|\n)*1 failed: every rollout failed", "\n".join(summary))
-    assert re.search(r"rewards +mean 0\.500 · least 0 · greatest 1", outcome.err)
+    assert re.search(r"rewards +mean 0\.500 · min 0 · max 1", outcome.err)
     assert [line for line in summary if line not in outcome.err] == []
 
 
@@ -193,8 +193,8 @@ def test_follow_of_a_run_of_which_nothing_is_usable_ends_with_1(
     outcome = forebay("start", "--task-type", "idle", "--group-size", 2, "--name", name, "--follow", *target)
     writer.join()
     assert outcome.code == 1, outcome
-    what = "all its groups were discarded: 1 invalid" if rewards else "it made no group"
-    assert f"error: nothing of {outcome.out.strip()} can be trained on: {what}" in outcome.err
+    what = "all its groups were discarded: 1 invalid" if rewards else "it produced no group"
+    assert f"error: {outcome.out.strip()} has no groups to train on: {what}" in outcome.err
     assert "hint: " in outcome.err
 
 
@@ -292,7 +292,7 @@ def test_the_token_opens_a_guarded_server(forebay: Forebay, make_server: MakeSer
 @pytest.mark.parametrize(
     ("rewards", "problem"),
     [
-        ((0.0, 1.0), "no trainer has read a batch of this run yet, and 3 groups are waiting"),
+        ((0.0, 1.0), "3 groups are waiting, but no trainer has read a batch of this run yet"),
         ((1.0, 1.0), "all 3 finished groups were discarded, most as invalid: all rewards equal"),
         ((None, None), "all 6 rollouts so far failed"),
     ],

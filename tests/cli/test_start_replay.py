@@ -24,7 +24,7 @@ def test_a_run_is_replayed_and_followed_to_its_end(
     assert outcome.code == 0, outcome.err
     run_id = outcome.out.strip()
     assert f"it replays {recorded.run_id}" in outcome.err
-    assert f"replayed {2 * SIZE} · {7 * 2 * SIZE} tokens not paid again" in " ".join(outcome.err.split())
+    assert f"replayed {2 * SIZE} · {7 * 2 * SIZE} tokens not generated again" in " ".join(outcome.err.split())
     shown = " ".join(forebay("status", run_id, "--url", server.url).out.split())
     assert f"replays {recorded.run_id} (cli-base), recorded" in shown
 
@@ -32,7 +32,7 @@ def test_a_run_is_replayed_and_followed_to_its_end(
 def test_flags_of_a_replay_need_one(forebay: Forebay, server: ServerProcess) -> None:
     outcome = forebay("start", "--task-type", "idle", "--group-size", "2", "--steps", "3", "--url", server.url)
     assert outcome.code == 2
-    assert "--steps is about a replay, and none is asked for" in outcome.err
+    assert "--steps needs --replay" in outcome.err
 
 
 def test_a_source_without_samples_or_name_is_refused(forebay: Forebay, server: ServerProcess) -> None:
@@ -43,7 +43,7 @@ def test_a_source_without_samples_or_name_is_refused(forebay: Forebay, server: S
     assert "near it" not in outcome.err
     outcome = forebay("start", "--replay", "", "--url", server.url)
     assert outcome.code == 2
-    assert "--replay names nothing" in outcome.err
+    assert "--replay is empty" in outcome.err
 
 
 def test_what_differs_is_said_in_words(forebay: Forebay, server: ServerProcess) -> None:

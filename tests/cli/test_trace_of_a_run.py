@@ -115,4 +115,4 @@ def test_a_run_that_the_server_does_not_know_is_told_in_one_line(forebay: Foreba
     done = forebay("trace", "export", "nobody", "--to", "perfetto", "--url", server.url)
     assert done.code == 2
     assert [line.partition(":")[0] for line in done.err.splitlines()] == ["error", "hint"]
-    assert f"the server at {server.url} knows no such run" in done.err
+    assert f"the server at {server.url} has no such run" in done.err

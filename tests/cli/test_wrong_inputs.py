@@ -52,7 +52,7 @@ def test_what_cannot_be_sent_is_told(forebay: Forebay, server: ServerProcess, gi
     [
         ("nan.json", '{"depth": NaN}', "'depth' cannot be sent as JSON"),
         ("date.toml", "day = 2020-01-01", "'day' cannot be sent as JSON"),
-        ("params.json", '{"sampling_params": "hot"}', "sampling_params is 'hot', no object"),
+        ("params.json", '{"sampling_params": "hot"}', "sampling_params must be an object (got 'hot')"),
         ("deep.json", "[" * 100_000, "deep.json cannot be read"),
     ],
 )

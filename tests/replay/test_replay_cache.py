@@ -266,7 +266,7 @@ def test_a_recording_that_is_gone_by_now_fails_its_run(
         gate.set()
         server.restart()
         reason = run.wait_for_state("failed")["reason"]
-    assert "what the run replays cannot be read any more" in reason
+    assert "the recording that the run replays cannot be read any more" in reason
     assert answers.counted["row-1"] == 0
 
 
@@ -303,7 +303,7 @@ def test_no_prompt_goes_to_an_engine_that_only_a_file_names(
         there.forget()
         refused = server.client.post("/v1/runs", json={"replay": replay})
         error = assert_error(refused, 422, "invalid_input", field="remote_engine_url")
-        assert error["message"].endswith("not taken over from it: remote_engine_url")
+        assert error["message"].endswith("not taken over from the file: remote_engine_url")
         with scripted(here) as own:
             finished(start_replay(server, replay, remote_engine_url=own.url))
     assert (here.asked, there.asked) == (["row-0"], [])

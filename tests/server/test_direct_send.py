@@ -65,14 +65,14 @@ def test_what_is_missing_in_uvicorn_is_logged_by_name(
 ) -> None:
     monkeypatch.setattr(f"uvicorn.protocols.http.{name}.__init__", lambda _: None)
     assert http_protocol(DEFAULT_LIMITS) == "httptools"
-    assert "large replies take the ordinary way" in caplog.text
+    assert "large replies are sent through the framework" in caplog.text
     for bound in ("max_head_bytes", "head_timeout_s", "body_timeout_s", "before the one ahead"):
         assert bound in caplog.text
 
 
 def test_with_another_uvicorn_inside_reads_are_the_same_byte_for_byte(make_server: MakeServer, tmp_path: Path) -> None:
     known, other = make_server(), make_server(env=changed_uvicorn(tmp_path))
-    assert "has no expected_content_length: large replies take the ordinary way" in other.log()
+    assert "has no expected_content_length: large replies are sent through the framework" in other.log()
     assert "ordinary way" not in known.log()
     direct, ordinary = rows_of(read_bytes(known)), rows_of(read_bytes(other))
     assert len(direct) > 2 * NUM_GROUPS * len(TEXT)

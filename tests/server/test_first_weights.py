@@ -83,7 +83,7 @@ async def test_a_trainer_is_told_of_samples_that_bear_another_trainers_version(
             await run.start(8)
             await run.client.set_weight_version(1)
             (warning,) = (await run.client.stats()).warnings
-            assert "of version 1, name version 812" in warning
+            assert "of version 1, have version 812" in warning
             assert warning in lending.log()
             await run.client.set_weight_version(2)
             assert (await run.client.stats()).warnings == [warning]

@@ -90,7 +90,7 @@ def test_status_lists_the_newest_runs_and_finds_the_oldest(forebay: Forebay, cro
     assert "run-0007" in forebay("status", "run-0007", *target).out
     ambiguous = forebay("status", "run-00", *target)
     assert "could be any of 100 runs" in ambiguous.err
-    assert "do you mean sweep?" in " ".join(forebay("status", "sweeep", *target).err.split())
+    assert "did you mean sweep?" in " ".join(forebay("status", "sweeep", *target).err.split())
 
 
 def test_an_ended_run_delivers_what_is_left_after_a_restart(crowded: ServerProcess) -> None:

@@ -297,7 +297,7 @@ def test_sigterm_loses_nothing_and_exits_cleanly(restartable: ServerProcess) -> 
     run.wait_for_state("running")
     run.write(*make_group("g", [0.0, 1.0, 0.0, 1.0]))
     assert server.stop() == 0
-    assert "everything is written down" in server.log()
+    assert "everything is stored" in server.log()
     assert "Traceback" not in server.log()
     server.restart()
     run.wait_for_state("running")

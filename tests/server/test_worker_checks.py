@@ -29,7 +29,7 @@ def check(engine: str = "http://127.0.0.1:30000", **settings: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "field", "words"),
     [
-        ({}, "backend", "knows no Ray cluster"),
+        ({}, "backend", "has no Ray cluster"),
         ({"ray_address": ELSEWHERE}, "public_url", "cannot reach this server at http://127.0.0.1:"),
         ({"ray_address": ELSEWHERE, "host": "0.0.0.0"}, "public_url", "http://127.0.0.1:"),
         ({"ray_address": ELSEWHERE, "public_url": "http://localhost:1"}, "public_url", "http://localhost:1"),

@@ -45,7 +45,7 @@ def _notes(comparison: Comparison) -> list[str]:
             if comparison.is_known_only_from_recording
             else "the built-in hooks are used instead; --code FILE uses those of a file"
         )
-        notes.append(f"the recording does not include the hooks of its generator file ({hooks}): {used}")
+        notes.append(f"the recording does not have the hooks of its generator file ({hooks}): {used}")
     for damage in comparison.damages[:MOST_SHOWN]:
         group = f"group {damage.group_id} ({damage.instance_id!r}, epoch {damage.epoch})"
         notes.append(f"{group} is left out: {damage.reason}")

@@ -222,7 +222,7 @@ def _show_summary(
     if trainer.best_row is not None:
         console.print(f"A row as the trainer got it: {_row_text(trainer.best_row)}\n", markup=False, soft_wrap=True)
     console.print(
-        f"All files are in {folder}. To inspect the run again and continue:\n"
+        f"Everything is kept in {folder}. To look at the run again and continue:\n"
         f"  {own_command()} serve --data-dir {folder / 'data'}\n"
         f"  {own_command()} status                    (in another terminal)\n"
         f"  {own_command()} generators new my_task    (a generator of your own)",

@@ -91,7 +91,7 @@ def test_with_nothing_changed_every_group_is_as_recorded(forebay: Forebay, file:
     assert document["before"]["verdicts"] == expected
     shown = forebay("compare", file)
     assert shown.code == 0
-    assert "8 of 8 groups have the verdict that the recording tells; 1 more had none yet" in shown.out
+    assert "8 of 8 groups have their recorded verdict; 1 more had none yet" in shown.out
     assert "as changed" not in shown.out
 
 
@@ -193,7 +193,7 @@ def test_another_reward_function_is_asked_and_what_it_cannot_judge_has_failed(fo
         assert document["moves"]["advantages"]["num_both"] == 3
     asked = document["facts"]["rewards"]
     assert (
-        "11 rollouts were asked about, 1 had failed before; 4 have none now, and count as failed: 4 KeyError" in asked
+        "11 rollouts were judged again, 1 had failed before; 4 have none now, and count as failed: 4 KeyError" in asked
     )
 
 
@@ -285,10 +285,10 @@ def test_without_matplotlib_it_says_how_to_install_it(
     [
         (["--set", "normalizer=rloo"], "did you mean normaliser?"),
         (["--set", "normaliser=best"], "normaliser: "),
-        (["--set", "scheduler=null"], "it decides nothing that a recording can tell"),
+        (["--set", "scheduler=null"], "has no effect on how a recording is judged"),
         (["--set", "normaliser"], "is not NAME=JSON"),
         (["--code", "nowhere.py"], "--code nowhere.py is not there"),
-        (["--plot", "picture.gif"], "is no picture"),
+        (["--plot", "picture.gif"], "is not an image file"),
         (["--steps", "x"], "'x' is neither a step nor a range of steps"),
     ],
 )

@@ -63,7 +63,7 @@ def test_a_run_is_compared_by_its_name_and_its_file_without_the_server(
 
     shown = forebay("compare", "sums", *code)
     assert (shown.code, shown.err) == (0, "")
-    assert "4 of 4 groups have the verdict that the recording tells" in shown.out
+    assert "4 of 4 groups have their recorded verdict" in shown.out
     first_step = json.loads(forebay("compare", "sums", *code, "--steps", "1", "--json").out)
     assert first_step["self_check"]["num_groups"] == 1
 

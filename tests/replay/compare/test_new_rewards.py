@@ -53,7 +53,7 @@ async def test_what_its_function_was_given_then_it_is_given_now_or_it_is_not_ask
     assert [bodies["uid-3-0"].get(name) for name in ("outcome", "status", "error")] == ["truncated", "completed", None]
     assert {record.rollout_outcome for record, _ in changed if record.slot in (1, 2)} == {"judge_failure"}
     assert rewards.facts() == (
-        "5 rollouts were asked about, 1 had failed before; 2 have none now, and count as failed: "
+        "5 rollouts were judged again, 1 had failed before; 2 have none now, and count as failed: "
         "2 not_recorded: the input of its reward function was not recorded"
     )
 

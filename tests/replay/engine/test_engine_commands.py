@@ -72,7 +72,7 @@ async def test_a_recorder_that_ends_in_the_middle_of_calls_tells_what_it_kept(
     if as_json:
         assert json.loads(written) == {"event": "ended", "recorded": kept, "broken_off": 2, "lost": 0}
     else:
-        told = f"{file} has {kept} answers more; 2 calls in flight were broken off, and not recorded\n"
+        told = f"{kept} answers added to {file}; 2 calls in flight were cut off and not recorded\n"
         assert written == told
 
 

@@ -72,7 +72,7 @@ def test_a_damaged_body_costs_its_group_and_no_more_of_an_export(
     for group_id, name in lost.items():
         assert f"left out: the samples of group {group_id} of instance '{name}', epoch 0: " in outcome.err
     assert "do not match their checksum" in outcome.err
-    assert "a.fbr is whole but for the samples of 2 groups" in outcome.err
+    assert "a.fbr is complete except for the samples of 2 groups" in outcome.err
     assert f"run {run.run_id} was exported without the samples of 2 groups" in server.log()
     again = json.loads(forebay("recording", "export", run.run_id, tmp_path / "b.fbr", "--json").out)
     assert [each["group_id"] for each in again["left_out"]] == list(lost)
@@ -86,7 +86,7 @@ def test_a_damaged_body_costs_its_group_and_no_more_of_an_export(
     assert told["left_out"] == again["left_out"]
     outcome = forebay("recording", "diff", path, run.run_id)
     assert (outcome.code, outcome.out) == (0, "no difference in 4 groups and 6 samples\n")
-    assert outcome.err.count("not compared, since neither has them: the samples of group") == 2
+    assert outcome.err.count("not compared, since neither side has them: the samples of group") == 2
     with Recording.open(path) as recording:
         assert [len(recording.samples(ids[name])) for name in ("small-0", "large-0")] == [3, 3]
         for group_id in lost:
@@ -106,7 +106,7 @@ def test_a_replay_of_such_a_file_tells_what_it_lacks_and_goes_on(
     replay = start_replay(server, str(path))
     view = until_ended(replay)
     assert (view["state"], view["replay"]["left_out"]["num_groups"]) == ("finished", 2)
-    assert any(each.startswith("2 groups are in the recording without their samples") for each in view["warnings"])
+    assert any(each.startswith("2 groups of the recording have no samples") for each in view["warnings"])
     assert view["counts"]["replay_misses"] == 6
     states = {group["instance_id"]: (group["state"], group["reason"]) for group in replay.groups()}
     assert states == {
