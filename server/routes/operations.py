@@ -55,9 +55,7 @@ def _storage_text(buffer: Buffer) -> str:
 def _retention_text(num_bytes_over: int) -> str:
     if not num_bytes_over:
         return "ok"
-    return (
-        f"the journal is {num_bytes_over} bytes over max_journal_bytes; nothing more can be removed: see `forebay gc`"
-    )
+    return f"the journal is {num_bytes_over} bytes over max_journal_bytes; no more can be removed: see `forebay gc`"
 
 
 @router.post("/v1/gc")

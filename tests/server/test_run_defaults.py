@@ -149,10 +149,7 @@ def test_a_task_type_that_no_generator_has_is_told_in_the_log(make_server: MakeS
 
 
 WRONG = [
-    (
-        "[run_defaults.math]\ncaptur = true",
-        "captur is not a setting of a run: did you mean capture?",
-    ),
+    ("[run_defaults.math]\ncaptur = true", "captur is not a setting of a run: did you mean capture?"),
     ("[run_defaults.math]\nzzz = 1", "[run_defaults.math] zzz is not a setting of a run"),
     ("[run_defaults.math]\nrun_id = 'x'", "[run_defaults.math] run_id belongs to a single start"),
     ("[run_defaults.math]\ngroup_timeout_seconds = -1", "[run_defaults.math] group_timeout_seconds: "),
@@ -162,10 +159,7 @@ WRONG = [
     ("[run_defaults.math]\nnum_epoch = 0", "[run_defaults.math] num_epoch: must be at least 1"),
     ("[run_defaults.math]\nsampling_params = 3", "[run_defaults.math] sampling_params: "),
     ("[run_defaults.math]\nretry_budgets = { bad = 1 }", "[run_defaults.math] retry_budgets: "),
-    (
-        "[run_defaults.math]\nremote_engine_url = 'nowhere'",
-        "remote_engine_url must be an HTTP address (got 'nowhere')",
-    ),
+    ("[run_defaults.math]\nremote_engine_url = 'nowhere'", "remote_engine_url must be an HTTP address (got 'nowhere')"),
     ("[run_defaults.math]\ntemplate_path = 3", "[run_defaults.math] template_path must be a path"),
     ("[run_defaults.math]\noversampling = { groups = 3 }", "[run_defaults.math] oversampling"),
     ("[run_defaults.math]\nscheduler = { top = 3 }", "[run_defaults.math] scheduler.top: Input should be less than 1"),
