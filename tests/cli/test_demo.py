@@ -107,7 +107,7 @@ def test_sigterm_ends_everything(tmp_path: Path, marked: Marked) -> None:
     arguments = [sys.executable, *command(tmp_path / "demo", 100)]
     with subprocess.Popen(arguments, env=marked.environ, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        read_until(process.stdout.fileno(), "is getting ready")
+        read_until(process.stdout.fileno(), "starting the tiny engine")
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert marked.processes() == []

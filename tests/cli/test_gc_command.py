@@ -52,7 +52,7 @@ def test_gc_of_a_run_removes_it(forebay: Forebay, make_server: MakeServer) -> No
     assert done["num_segments_freed"] > 0
     assert server.client.get("/v1/runs").json()["runs"] == []
     assert done["removed_run_id"] == run.run_id
-    assert "knows no run 'mine'" in forebay("gc", "--run", "mine", *target).err
+    assert "has no run 'mine'" in forebay("gc", "--run", "mine", *target).err
 
 
 def test_gc_without_a_server_says_so(forebay: Forebay) -> None:

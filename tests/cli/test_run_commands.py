@@ -257,8 +257,8 @@ def test_a_run_that_fails_ends_the_command_with_1(forebay: Forebay, make_server:
         (["start", "--task-type", "idle", "--group-size", "2", "--set", "x"], 2, "NAME=JSON"),
         (["start", "nowhere.json"], 2, "nowhere.json"),
         (["start", "--task-type", "unheard-of", "--group-size", "2"], 1, "known task types"),
-        (["status", "run-nowhere"], 1, "knows no run"),
-        (["stop", "run-nowhere"], 1, "knows no run"),
+        (["status", "run-nowhere"], 1, "has no run"),
+        (["stop", "run-nowhere"], 1, "has no run"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line_with_a_hint(
@@ -293,7 +293,7 @@ def test_the_token_opens_a_guarded_server(forebay: Forebay, make_server: MakeSer
     ("rewards", "problem"),
     [
         ((0.0, 1.0), "3 groups are waiting, but no trainer has read a batch of this run yet"),
-        ((1.0, 1.0), "all 3 finished groups were discarded, most as invalid: all rewards equal"),
+        ((1.0, 1.0), "all 3 finished groups were discarded, most as invalid: all rewards are equal"),
         ((None, None), "all 6 rollouts so far failed"),
     ],
 )

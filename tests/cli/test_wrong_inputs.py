@@ -26,7 +26,7 @@ def test_an_empty_run_is_no_run(forebay: Forebay, server: ServerProcess) -> None
 def test_what_is_of_one_run_asks_for_it(forebay: Forebay, server: ServerProcess, flag: tuple[str, object]) -> None:
     outcome = forebay("status", *flag, "--url", server.url)
     assert (outcome.code, outcome.out) == (2, "")
-    assert f"{flag[0]} is of one run" in outcome.err
+    assert f"{flag[0]} needs one run" in outcome.err
     assert f"forebay status RUN {flag[0]}" in outcome.err
 
 

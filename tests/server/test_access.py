@@ -90,7 +90,7 @@ def serve_once(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 def test_other_than_loopback_is_refused_without_a_token(tmp_path: Path) -> None:
     done = serve_once(tmp_path, "--host", "0.0.0.0")
     assert done.returncode != 0
-    assert "listening on 0.0.0.0 would let anybody" in done.stderr
+    assert "listening on 0.0.0.0 without a token" in done.stderr
     assert "FOREBAY_TOKEN" in done.stderr
     assert "Traceback" not in done.stderr
 
