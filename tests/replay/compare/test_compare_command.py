@@ -287,7 +287,7 @@ def test_without_matplotlib_it_says_how_to_install_it(
         (["--set", "normaliser=best"], "normaliser: "),
         (["--set", "scheduler=null"], "has no effect on how a recording is judged"),
         (["--set", "normaliser"], "is not NAME=JSON"),
-        (["--code", "nowhere.py"], "--code nowhere.py is not there"),
+        (["--code", "nowhere.py"], "--code nowhere.py does not exist"),
         (["--plot", "picture.gif"], "is not an image file"),
         (["--steps", "x"], "'x' is neither a step nor a range of steps"),
     ],
