@@ -13,7 +13,7 @@ from forebay.web.replies import ClientGone, error_body, error_headers
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a client that left; there is no standard one."""
+"""nginx's status for a client that left; no standard status exists."""
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -90,7 +90,7 @@ class GatewayProcess:
             self._registered[run_id] = registration  # first: a gateway that starts meanwhile gets it too
             try:
                 await self._call("PUT", run_id, registration)
-            except BaseException:  # including a caller that gave up: the next one must try again
+            except BaseException:  # even if the caller was cancelled: the next one must try again
                 del self._registered[run_id]
                 raise
 

@@ -57,7 +57,7 @@ def serve(settings: Settings, bound: socket.socket, when_ready: Callable[[str], 
 
     Returns after SIGTERM; raises ``KeyboardInterrupt`` after SIGINT, ``StorageFailed`` if the data cannot be opened.
     """
-    if settings.token:  # otherwise there is no secret: any process on this machine may call
+    if settings.token:  # otherwise nothing is secret: any process on this machine may call
         close_to_others()
     keep_freed_memory()
     allow_many_files()

@@ -89,7 +89,7 @@ def _mean(counts: Counter[str], ending: str) -> float | None:
 
 
 def alarm_view(entry: LiveRun) -> dict[str, Any] | None:
-    """Why a run yields no groups, or too few; None if there is no alarm."""
+    """Why a run yields no groups, or too few; None without an alarm."""
     groups, settings = entry.buffer.groups, entry.run.settings
     texts, reasons = list[str](), dict[str, int]()
     if in_a_row := groups.alarm.reasons(settings.alarm_after_groups):

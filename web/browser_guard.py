@@ -116,8 +116,8 @@ def _is_ip_address(text: str) -> bool:
 def _not_ours(host: str) -> HostNotAllowed:
     return HostNotAllowed(
         f"the host {host[:100]!r} is not a name of this server",
-        hint="call by IP address, or add the name to allowed_hosts; on a network that you trust, --insecure lets every "
-        "name through",
+        hint="call by IP address, or add the name to allowed_hosts; on a network that you trust, --insecure allows "
+        "every name",
     )
 
 

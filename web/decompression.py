@@ -19,7 +19,7 @@ ZSTD_WINDOW_BYTES = 1 << 27
 async def plain_body(coding: bytes, body: RequestBody, limit: int) -> bytes:
     """Decompress ``body`` as ``coding``, its Content-Encoding, says. ``limit`` applies to the output.
 
-    Raises ``BodyTooLarge`` as soon as it is exceeded, ``InvalidInput`` for a broken stream or an unknown coding.
+    Raises ``BodyTooLarge`` as soon as the output exceeds it, ``InvalidInput`` for a broken stream or an unknown coding.
     """
     coding = coding.strip().lower()
     if coding in (b"", b"identity"):

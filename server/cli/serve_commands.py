@@ -93,7 +93,7 @@ def read_settings(config: Path | None, **flags: object) -> Settings:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))
         raise InvalidInput(
-            f"setting {name}: {first['msg']}, got {first.get('input')!r}",
+            f"setting {name}: {first['msg']} (got {first.get('input')!r})",
             hint=f"settings come from flags, FOREBAY_* variables and {config or 'the file of --config'}",
             field=name,
         ) from None

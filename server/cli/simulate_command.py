@@ -65,7 +65,7 @@ def command(
 ) -> None:
     """Try schedulers on a recorded run or on generated answers: the real code in virtual time."""
     if (given is None) == (population is None):
-        raise InvalidInput("give RUN|FILE, or --population", hint="one of them", field="source")
+        raise InvalidInput("give RUN|FILE, or --population", hint="exactly one of the two", field="source")
     _require_extra()
     check_plot(plot)
     with _source(given, population, kv, url, token, data_dir) as source:

@@ -56,7 +56,7 @@ class TraceSource:
 def open_source(given: str, url: str, token: str = "", data_dir: Path | None = None) -> Iterator[TraceSource]:
     """Open the log that ``given`` names. A download is removed on exit.
 
-    Raises ``InvalidInput`` with what was looked for, if there is no such run or folder, or no log in it.
+    Raises ``InvalidInput`` that lists what was looked for, if the run or folder does not exist or has no log.
     """
     if not given:
         raise InvalidInput("RUN|DIR is empty", hint="give a run's id or name, or a folder; `forebay status` lists runs")
@@ -129,7 +129,7 @@ def _unknown(given: str, url: str, data_dir: Path, error: ForebayError) -> Foreb
         asked = f"the server at {url} has no such run"
     else:
         return error  # for example a wrong token
-    looked_for = f"there is no folder {given!r}, {asked}, and {data_dir}/runs has no trace of one"
+    looked_for = f"folder {given!r} does not exist, {asked}, and {data_dir}/runs has no trace of one"
     return InvalidInput(looked_for, hint="give a run's id or name, or a folder; --url and --data-dir set where to look")
 
 

@@ -96,7 +96,7 @@ def _split_lines(body: bytes) -> dict[int, bytes]:
 
 def _number_lines(results: Iterable[dict[str, Any]], numbers: Iterable[int]) -> None:
     """Add the line number of its sample to every refusal."""
-    for result, number in zip(results, numbers, strict=False):  # there are no numbers unless lines were sent
+    for result, number in zip(results, numbers, strict=False):  # numbers are empty unless lines were sent
         if error := result.get("error"):
             result["line"] = number
             error["message"] = f"line {number}: {error['message']}"

@@ -20,7 +20,7 @@ LOOK_S = 0.5
 
 
 class RunGateway:
-    """Registers runs with the gateway process, and has it forget them when they are over.
+    """Registers runs with the gateway process, and removes them when they are over.
 
     Keys are derived from a run's own key, so they survive restarts of the server and the gateway.
     """

@@ -32,7 +32,7 @@ FileState = tuple[str, str]
 
 
 class FileThreads:
-    """Threads that the end of the process does not wait for. ``wait_s`` is how long one call may take."""
+    """Threads that do not delay the end of the process. ``wait_s`` is the time limit of one call."""
 
     def __init__(self, wait_s: float) -> None:
         self.wait_s = wait_s

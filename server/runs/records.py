@@ -139,7 +139,7 @@ class RunRecords:
             await (note_new_process if is_native else admission.expect_repeats)(entry.buffer)
         except StorageFailed:
             what = "its groups keep ageing" if is_native else "repeated samples may open further groups"
-            logger.warning("run %s: the journal fails, %s", run_id, what)
+            logger.warning("run %s: the journal cannot be written: %s", run_id, what)
 
     async def process_ended(self, run_id: str, outcome: ProcessOutcome) -> None:
         """Record how the run's process ended."""

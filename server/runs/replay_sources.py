@@ -1,4 +1,4 @@
-"""Where a replay finds its recording: a run of this server, by its id or its name, or an exported file."""
+"""Finds the recording for a replay: a run of this server, by id or name, or an exported file."""
 
 import difflib
 import logging
@@ -31,7 +31,7 @@ class ReplaySources:
         self._max_body_bytes = max_body_bytes
         self.default = default
         self._held: dict[str, str] = {}
-        """By the id of a run that replays, the id of the run that it replays."""
+        """Ids of replayed runs, by the id of the run that replays them."""
 
     # --- finding
 

@@ -229,7 +229,7 @@ async def _warnings(source: Source, groups: Sequence[GroupRow], options: ReplayO
         found.append(
             f"max_staleness is {most}, and the recorded samples have weight versions {versions[0]} to {versions[1]}: "
             f"a group more than {most} behind the version that the trainer announces is stale. Announce the versions "
-            "as they were recorded, or replay with max_staleness null"
+            "as recorded, or replay with max_staleness null"
         )
     return found
 

@@ -96,7 +96,7 @@ class StartRequest:
             )
         input_file = payload.get("input_file")
         if input_file is not None and not isinstance(input_file, str):
-            raise InvalidInput(f"input_file must be a path, got {input_file!r}", field="input_file")
+            raise InvalidInput(f"input_file must be a path (got {input_file!r})", field="input_file")
         read_flag("capture", payload.get("capture"))  # only for its errors: the run's payload keeps the value
         listed = _listed(payload)
         return cls(
@@ -232,7 +232,7 @@ class StartCheck:
         if path is None:
             return
         if not isinstance(path, str) or not path:
-            raise InvalidInput(f"template_path must be the path of a folder, got {path!r}", field="template_path")
+            raise InvalidInput(f"template_path must be the path of a folder (got {path!r})", field="template_path")
         await self._files.threads.call(lambda: check_template(self._files.allowed(path, "template_path")))
 
 

@@ -123,7 +123,7 @@ def _check_values(table: Table) -> None:
             _check_argument(argument, given[name], name)
     for name in ("input_file", "template_path"):
         if not isinstance(given.get(name, "path"), str):
-            raise InvalidInput(f"{name} must be a path, got {given[name]!r:.100}", field=name)
+            raise InvalidInput(f"{name} must be a path (got {given[name]!r:.100})", field=name)
 
 
 def _check_argument(argument: str, value: object, name: str) -> None:
@@ -133,4 +133,4 @@ def _check_argument(argument: str, value: object, name: str) -> None:
     except (InvalidInput, TypeError, ValueError) as error:
         text = error.message if isinstance(error, InvalidInput) else str(error)
         # The message begins with the argument's name, which may differ from the field's.
-        raise InvalidInput(f"{name}: {text.removeprefix(argument).strip()}, got {value!r:.100}", field=name) from None
+        raise InvalidInput(f"{name}: {text.removeprefix(argument).strip()} (got {value!r:.100})", field=name) from None

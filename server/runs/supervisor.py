@@ -222,7 +222,7 @@ class Supervisor:
         return ProcessOutcome("stopped", run.num_attempts)
 
     async def _run_once(self, run: _Supervised) -> Report | None:
-        """One process from start to end; None if the run was stopped before it started."""
+        """Run one process from start to end; None if the run was stopped before it started."""
         spec = run.spec
         payload = await self._records.launch_payload(spec.run_id)
         earlier = await self._records.earlier_traces(spec.run_id)
@@ -289,7 +289,7 @@ async def _first_of(ended: "asyncio.Task[Report]", stopping: asyncio.Event) -> N
 
 
 def _ending(report: Report) -> str:
-    """One line on how a process that did not return ended."""
+    """One line on how a process ended that did not return."""
     if report.error:
         return report.error
     if report.exit_code < 0:
