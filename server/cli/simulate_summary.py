@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 LEGEND = """\
 time/first: mean step time as a share of the first row's, paired by seed. waste: sampled but not trained on. stale:
-weight versions between start and training. KS: distance between the lengths trained on and offered. >P90: trained
-answers above the 90th percentile of those offered, 10 % without bias. tail kept: share of long answers to ordinary
-prompts that were trained on; a redraw after a break removes them while KS looks harmless. reward: trained minus
-offered. never: prompts started but never trained on. *: no other row beats it in time, waste and bias.\
+weight versions between start and training. KS: distance between the lengths trained on and offered. >P90: share of
+trained answers above the 90th percentile of those offered, 10 % without bias. tail kept: share of long answers to
+ordinary prompts that were trained on; a redraw after a break removes them while KS looks harmless. reward: trained
+minus offered. never: prompts started but never trained on. *: no other row beats it in time, waste and bias.\
 """
 
 

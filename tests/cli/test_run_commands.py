@@ -140,7 +140,7 @@ def test_status_shows_the_mean_of_rewards_whose_sum_is_beyond_float64(
     assert run.view()["rewards"] == {"num": 4, "mean": pytest.approx(0, abs=1e293), "min": -1.5e308, "max": 1.5e308}
     shown = forebay("status", run.run_id, *target)
     assert shown.code == 0, shown
-    assert re.search(r"rewards +mean .* least -1.5e\+308", shown.out)
+    assert re.search(r"rewards +mean .* min -1.5e\+308", shown.out)
     run.stop()
 
 
