@@ -98,6 +98,7 @@ count: ## Count lines and modules of each top folder
 docs: install ## Write the generated tables and pages in docs/
 	@$(BIN)/python docs/settings_tables.py
 	@$(BIN)/python docs/client_reference.py
+	@$(BIN)/python docs/cli_options.py
 
 site: install $(VENV)/.docs ## Build the docs site into build/site, and check its links (to read it: python -m http.server -d build/site)
 	@rm -rf build/pages && mkdir -p build/pages

@@ -60,6 +60,10 @@ def test_the_reference_of_the_client_is_what_the_code_says(script: Callable[[str
     assert script("client_reference").page() == page("client.md"), "run `make docs`"
 
 
+def test_the_options_of_commands_are_those_of_the_code(script: Callable[[str], ModuleType]) -> None:
+    assert script("cli_options").page() == page("cli_options.md"), "run `make docs`"
+
+
 def test_every_method_and_field_of_the_client_is_in_its_reference(script: Callable[[str], ModuleType]) -> None:
     assert script("client_reference").undocumented() == []
     told = page("client.md")
