@@ -94,12 +94,12 @@ def test_a_manager_knows_the_pool_of_each_role() -> None:
     assert manager.get_resource_pool("actor").process_on_nodes == [2, 2]
     assert manager.get_resource_pool("actor").name == "large"
     assert manager.get_resource_pool("critic") is manager.get_resource_pool("judge") is own
-    with pytest.raises(InvalidInput, match="no role 'ref'; there are 'actor', 'critic', 'judge'"):
+    with pytest.raises(InvalidInput, match="unknown role 'ref'; the roles are 'actor', 'critic', 'judge'"):
         manager.get_resource_pool("ref")
 
 
 def test_a_role_without_a_pool_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="role 'actor' names the unknown pool 'large'; there are 'small'") as e:
+    with pytest.raises(InvalidInput, match="role 'actor' names the unknown pool 'large'; the pools are 'small'") as e:
         ResourcePoolManager({"small": [1]}, {"actor": "large"})
     assert e.value.field == "mapping"
 

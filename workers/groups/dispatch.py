@@ -74,7 +74,7 @@ def dispatch_split(worker_group: HasWorkers, *args: Any, **kwargs: Any) -> LaidO
                 field=name,
                 hint="all arguments that are split must have the same length",
             )
-        # Rank 0 is called even if there is no data, so that the call has a result.
+        # Rank 0 is called even for empty data, so that the call has a result.
         called = [size > 0 or (lengths[0] == 0 and rank == 0) for rank, size in enumerate(sizes)]
         laid_out[name] = [part if is_called else NOT_CALLED for part, is_called in zip(parts, called, strict=True)]
     positional = tuple(laid_out.pop(str(number)) for number in range(len(args)))
@@ -135,7 +135,7 @@ class _Modes(type):
         try:
             return cls._modes[name]
         except KeyError:
-            raise AttributeError(f"there is no dispatch mode {name}; there are {', '.join(cls._modes)}") from None
+            raise AttributeError(f"unknown dispatch mode {name}; the modes are {', '.join(cls._modes)}") from None
 
 
 class Dispatch(metaclass=_Modes):

@@ -138,9 +138,9 @@ class WorkerGroup:
         """Call any method, registered or not, on one worker; returns a call of its result."""
         if rank not in range(self.world_size):
             raise InvalidInput(
-                f"there is no rank {rank} among {self.world_size} workers",
+                f"rank must be 0 to {self.world_size - 1} (got {rank})",
                 field="rank",
-                hint=f"use 0 to {self.world_size - 1}",
+                hint=f"the group has {self.world_size} workers",
             )
         return self._caller(method_name).on(rank, None, *args, **kwargs)
 

@@ -115,7 +115,7 @@ class ResourcePoolManager:
         for role, name in self.mapping.items():
             if name not in self.pools:
                 raise InvalidInput(
-                    f"role {role!r} names the unknown pool {name!r}; there are {_listed(self.pools)}",
+                    f"role {role!r} names the unknown pool {name!r}; the pools are {_listed(self.pools)}",
                     field="mapping",
                     hint="mapping gives each role the name of a pool of resource_pool_spec",
                 )
@@ -126,7 +126,7 @@ class ResourcePoolManager:
         """The pool of a role."""
         if role not in self.mapping:
             raise InvalidInput(
-                f"there is no role {role!r}; there are {_listed(self.mapping)}",
+                f"unknown role {role!r}; the roles are {_listed(self.mapping)}",
                 field="role",
                 hint="mapping gives each role the name of its pool",
             )

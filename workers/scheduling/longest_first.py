@@ -171,7 +171,7 @@ class PredictedOrder:
                 del self._of_instance[found.instance_id]
 
     def first(self) -> tuple[WaitingGroup, float] | None:
-        """The group with the longest prediction, and the prediction; None if there is no group."""
+        """The group with the longest prediction, and the prediction; None without groups."""
         known, unknown = self._first_known(), self._first_unknown()
         if known is None or (unknown is not None and unknown[1] > known[1]):
             return unknown

@@ -73,7 +73,7 @@ class _Checked:
 
 
 class PopulationSource(_Checked):
-    """A population, whose answers are drawn anew for each seed."""
+    """A population, with new answers for each seed."""
 
     policy = "pull"
 

@@ -105,7 +105,7 @@ def _share(which: "NDArray[bool_]") -> float | None:
 def _rank_correlation(probes: "NDArray[float64]", others: "NDArray[float64]") -> float | None:
     from scipy.stats import spearmanr
 
-    if len(set(probes)) < 2 or len(set(others)) < 2:  # all equal: there is no order
+    if len(set(probes)) < 2 or len(set(others)) < 2:  # all equal: no order
         return None
     return float(spearmanr(probes, others).statistic)
 
