@@ -24,7 +24,7 @@ Its input is samples (``write``), announcements of run processes, and trainers' 
 - ``store/``: the journal on disk, its index, and an in-memory store for tests.
 
 One rule holds everywhere: a change happens in memory at once, without awaiting in between, and is one append to the
-store; the caller is answered when the append is on disk. When an append fails, memory is ahead of the disk: nothing
+store. The caller is answered when the append is on disk. When an append fails, memory is ahead of the disk: nothing
 more is decided (``check_storage``) until everything has been loaded again. Code that calls hooks or chooses groups
 holds the run's lock. Writes never do, except those of a recording, so anything awaited under the lock is checked again
 afterwards.

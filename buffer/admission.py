@@ -1,9 +1,8 @@
 """A write: whether there is room for a sample, where it belongs, and when its writer is answered.
 
-The rules, in this order: a known uid is a duplicate (``evicted_rows.py`` defines how long uids are known, and
-looks up what memory lacks); samples of an ended run are late;
-a full buffer accepts only samples of open groups; otherwise the sample joins its group (member), or none (late,
-surplus). Everything is decided in memory at once, and answered when the disk has it.
+The first rule that applies decides. A known uid is a duplicate (``evicted_rows.py`` says how long uids are known).
+Samples of an ended run are late. A full buffer accepts only samples of open groups. Otherwise the sample joins its
+group (member), or none (late, surplus). Everything is decided in memory at once, and answered when the disk has it.
 """
 
 from asyncio import Future, get_running_loop

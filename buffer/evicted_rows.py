@@ -1,6 +1,6 @@
 """Groups and batches evicted from memory: which may be evicted, and how they are looked up.
 
-A group is done once only a rewind or a resume can change it: it was acknowledged, or it was discarded and the
+A group is done once only a rewind or a resume can change it. Either it was acknowledged, or it was discarded and the
 trainer has acknowledged the batch that reported it. Groups that are done are evicted, oldest first, when they have
 more samples than are remembered; the store keeps them. So memory holds all uids
 

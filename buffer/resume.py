@@ -101,7 +101,7 @@ def _decide(buffer: RunBuffer, listed: Sequence[InstanceId]) -> Reconciliation:
     """Decide about every closed group of a run that ``covers`` the list.
 
     If the run's own start listed an id m times, its first m listings stand for epochs before this run. Further listings
-    stand for the id's reported groups, in order of their reports, then for groups that the trainer may
+    stand for the id's reported groups, in order of their reports. The rest stand for groups that the trainer may
     have received although it no longer has their batch.
     """
     groups, first_listed = buffer.groups, buffer.run.start.first_listed

@@ -25,7 +25,7 @@ class Keep(StrEnum):
     RECENT = "recent"
     """Discarded, but newer than the oldest of the last checkpoints."""
     IN_BUDGET = "in_budget"
-    """Delivered in a run without checkpoints, and within the byte budget."""
+    """Its run has no checkpoints, and the byte budget has room."""
     REPLAYABLE = "replayable"
     """Only a replay can use it."""
     KEPT = "kept"

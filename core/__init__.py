@@ -1,18 +1,14 @@
 """Types and helpers that all of Forebay shares; imports nothing else of it. Only ``settings`` and ``run`` load slowly.
 
-Vocabulary
-    ``ids``, ``group`` (states, transitions, reasons), ``run`` (with ``starts``: its start parameters), ``outcome``,
-    ``weight_versions``, ``task_row`` (an instance, read from a line of the input file),
-    ``scheduling`` (policies and their inputs), ``errors`` (each with a code, a status and a hint), ``settings``
-    (the server's).
-Samples
-    ``sample`` reads the few fields that are needed on arrival, from JSON or ``binary_sample``;
-    ``reward_place`` replaces the reward in a stored body; ``batch_tensors`` arranges a batch as arrays, in the
-    ``safetensors_format``.
-    ``records`` defines how they are stored on disk.
-Tools
-    ``backoff`` (pauses between retries), ``tasks`` (background tasks), ``waiting`` (for a change), ``clock``,
-    ``addresses``, ``fields`` (of a payload), ``child_process`` (ends with its parent), ``processes``
-    (messages between a parent and its child),
-    ``files`` (private and durable), ``lazy_names`` (for packages whose modules load when needed).
+- Vocabulary: ``ids``, ``group`` (states, transitions, reasons), ``run`` (with ``starts``: its start parameters),
+  ``outcome``, ``weight_versions``, ``task_row`` (an instance, read from a line of the input file).
+- More vocabulary: ``scheduling`` (policies and their inputs), ``errors`` (each with a code, a status and a hint),
+  ``settings`` (the server's).
+- Samples: ``sample`` reads the few fields that are needed on arrival, from JSON or ``binary_sample``.
+  ``reward_place`` replaces the reward in a stored body. ``batch_tensors`` arranges a batch as arrays, in the
+  ``safetensors_format``. ``records`` defines how they are stored on disk.
+- Async tools: ``backoff`` (pauses between retries), ``tasks`` (background tasks), ``waiting`` (for a change).
+- Processes: ``child_process`` (ends with its parent), ``processes`` (messages between a parent and its child).
+- Other tools: ``clock``, ``addresses``, ``fields`` (of a payload), ``files`` (private and durable),
+  ``lazy_names`` (for packages whose modules load when needed).
 """

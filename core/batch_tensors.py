@@ -213,7 +213,7 @@ def _list_bytes(raw: msgspec.Raw, name: str) -> bytes | None:
 def columns(rows: Sequence[TokenRow[P]], group_sizes: Iterable[int], rest: Sequence[bytes]) -> list[TensorColumn[P]]:
     """Make the tensors of a batch, those with larger items first.
 
-    ``offsets`` [num_rows + 1] has the start of each row's tokens in ``tokens``, ``logprobs`` and ``loss_mask``;
+    ``offsets`` [num_rows + 1] has the start of each row's tokens in ``tokens``, ``logprobs`` and ``loss_mask``.
     ``group_index``, ``weight_version``, ``response_length``, ``rewards``, ``raw_rewards`` and ``has_logprobs`` are
     [num_rows]; ``rest`` is JSON.
     """

@@ -6,7 +6,7 @@
     loss mask                                                   uint8
     a JSON object without these three, to the end               UTF-8, begins with "{"
 
-The JSON is last and has no length field, so the reward of a binary sample is replaced like that of any other
+The JSON is last and has no length field. So the reward of a binary sample is replaced like that of any other
 body: by replacing the bytes of its number.
 """
 

@@ -3,7 +3,7 @@
 ForebayError
 ├── InvalidInput (ValueError)            422  a body, a parameter or a setting is wrong
 ├── Unauthorized (PermissionError)       401  missing or wrong token or run key
-├── HostNotAllowed (PermissionError)     421  the request's Host is not a name of this machine
+├── HostNotAllowed (PermissionError)     421  the request's Host is not an accepted name
 ├── ForeignOrigin (PermissionError)      403  a browser sent the request from another site's page
 ├── NotFound (LookupError)               404
 │   ├── RunNotFound
@@ -84,7 +84,7 @@ class Unauthorized(ForebayError, PermissionError):
 
 
 class HostNotAllowed(ForebayError, PermissionError):
-    """The request's ``Host`` is not a name of this machine, so it may be a DNS rebinding attack."""
+    """The request's ``Host`` is not an accepted name. It may be a DNS rebinding attack."""
 
     code = "host_not_allowed"
     status = 421

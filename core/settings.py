@@ -31,7 +31,9 @@ class Settings(BaseSettings):
         "", description="URL under which agents reach the gateway, if it differs from the listening address."
     )
     data_dir: Path = Field(Path("forebay-data"), description="Directory of the journal, its index and the runs' files.")
-    store: Literal["journal", "memory"] = Field("journal", description="Where samples are stored; `memory` loses them.")
+    store: Literal["journal", "memory"] = Field(
+        "journal", description="Where samples are stored; `memory` loses them at exit."
+    )
     segment_bytes: int = Field(256 << 20, ge=1 << 16, description="Bytes after which the journal starts a new segment.")
     reserve_bytes: int = Field(
         16 << 20, ge=0, description="Bytes reserved for acknowledgements on a full disk; 0 reserves none."

@@ -56,7 +56,7 @@ class Groups:
     first_epochs: Counter[InstanceId] = field(default_factory=Counter)
     """For writers without epochs: the first epoch of an instance (earlier ones are skipped)."""
     unscheduled: list[SampleGroup] = field(default_factory=list)
-    """Groups whose deadline may have moved closer since the last check: they opened, got a sample, or age again."""
+    """Groups whose deadline may be earlier since the last check: they opened, got a first sample, or age again."""
     _ready: ReadyQueue = field(init=False)
     _undelivered: dict[int, str] = field(default_factory=dict)
     """Only during restore: reasons of discarded groups after ``_last_useful``, by ``closed_seq``."""

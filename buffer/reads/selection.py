@@ -108,7 +108,7 @@ class Selection:
     async def choose(self, request: ReadRequest, describe: Callable[[], Awaitable[bool]]) -> list[ChosenGroup]:
         """Groups that satisfy the request, none of which got a sample during the hooks' calls; otherwise none.
 
-        ``describe`` is called once valid groups are found, before any other hook is called for them; it returns
+        ``describe`` is called once valid groups are found, before any other hook is called for them. It returns
         whether that took time, during which groups may have changed.
         """
         oldest = staleness.bound(self._buffer, request.max_staleness)

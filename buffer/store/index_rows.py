@@ -1,7 +1,7 @@
 """The index's tables: rows as columns, samples as text, and many records merged into few changes.
 
 A row type's fields are the only declaration of its table's columns. Samples of one group that arrived together
-are one row with one JSON text: a row for each, ordered by uid and by group, costs the writer several times as much.
+are one row with one JSON text. A row for each, ordered by uid and by group, costs the writer several times as much.
 """
 
 import sqlite3

@@ -12,7 +12,7 @@ from forebay.buffer.store.index_damage import is_no_room as is_no_room_for_index
 from forebay.core.records.disk_files import Files
 
 PART_BYTES = 1 << 20
-"""Released at once, because other programs write to the same disk and take what is free."""
+"""Bytes released per step: other programs write to the same disk and take what is free."""
 SPARE_BYTES = 4 << 20
 """Additional free bytes required before the reserve is refilled; otherwise the next write would need it again."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -70,7 +70,7 @@ class GroupRow(msgspec.Struct, tag="group", kw_only=True):
     idle_s: float = 0.0
     """Total seconds of earlier periods without a rollout in flight."""
     timeout_from_s: float = 0.0
-    """When the last such period ended, adjusted for its time-out; a later sample overrides it."""
+    """Start of its time-out, as of the end of the last such period; a later sample overrides it."""
     closed_s: float | None = None
     closed_seq: int = 0
     """Position in the run's sequence of closed groups; 0 while open."""

@@ -22,7 +22,7 @@ class Oversampling(BaseModel):
     groups_begun: int | None = Field(default=None, ge=1, le=1_000_000)
     """With ``defer``: number of groups that a step starts; the first ``groups_per_step`` to complete count."""
     leftover: Literal["keep", "discard", "defer"] = "keep"
-    """Rollouts then in flight: `keep` resumes them later from their tokens, `discard` restarts them, `defer` restarts
+    """Rollouts then in flight: `keep` resumes them later from their tokens, `discard` restarts them. `defer` restarts
     their whole groups, in a long step of such groups once ``groups_per_step`` of them wait."""
 
     @model_validator(mode="after")

@@ -98,7 +98,7 @@ class Policy(Protocol):
         ...
 
     def closed(self, group: str) -> None:
-        """Start nothing more of this group; ``ended`` may not be called for its running rollouts."""
+        """Start nothing more of this group. Its running rollouts may end without a call of ``ended``."""
         ...
 
     def engine_lost(self, url: str) -> None:
