@@ -110,9 +110,9 @@ class Leases:
         """For how many more seconds a reply that carries the batch may be idle, after ``idle_s``.
 
         A client that reads nothing looks like one that has died. It gets as long as it has for training on a batch:
-        each read restarts the lease, which may also be extended. So slow readers are never cut off, and trainers that read
-        between their steps have the time they asked for. Groups of a stopped trainer do not wait for ever. A batch
-        that is no longer leased cannot be sent completely.
+        each read restarts the lease, which may also be extended. So slow readers are never cut off, and trainers that
+        read between their steps have the time they asked for. Groups of a stopped trainer do not wait for ever. A
+        batch that is no longer leased cannot be sent completely.
         """
         lease = self.held.get(batch_id)
         if lease is None:

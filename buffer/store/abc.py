@@ -137,8 +137,8 @@ class Store(ABC):
         """Queue one atomic entry, with the current state of the rows.
 
         At most one of ``rows`` is a sample row; ``body`` is then its body, which must not change until ``done`` was
-        called. That happens in the loop's thread, in order of the appends. Raises ``InvalidInput`` for an epoch or a slot beyond
-        64 bits, and ``EntryTooLarge``; then nothing was queued, and other appends are unaffected.
+        called. That happens in the loop's thread, in order of the appends. Raises ``InvalidInput`` for an epoch or a
+        slot beyond 64 bits, and ``EntryTooLarge``; then nothing was queued, and other appends are unaffected.
         """
 
     def append(self, rows: Sequence[Row], body: bytes | memoryview | None = None) -> "Future[Location | None]":
