@@ -317,9 +317,9 @@ class Buffer:
             try:
                 await self._reload()
             except StorageFailed as error:
-                logger.error("%s; trying again in 1 s", error)
+                logger.error("%s; retrying in 1 s", error)
             except Exception:  # without a recovery nothing could be written again
-                logger.exception("the stored state cannot be loaded; trying again in 1 s")
+                logger.exception("the stored state cannot be loaded; retrying in 1 s")
             else:
                 if not any(entry.buffer.has_failed for entry in self.entries):
                     break

@@ -174,7 +174,7 @@ class LeaseLost(Conflict):
     def __init__(self, batch_id: str, reason: str) -> None:
         super().__init__(
             f"batch {batch_id!r} is lost: {reason}",
-            hint="do not count it as trained: its groups are delivered in another batch",
+            hint="do not count it as trained: its groups are, or were, delivered in another batch",
         )
         self.reason = reason
 

@@ -73,7 +73,7 @@ Seconds = Annotated[float, Field(gt=0, le=10_000_000)]
 BackendName = Literal["inline", "processes", "ray"]
 DEFAULT_BACKEND: BackendName = "processes"
 WORKER_HINTS = {
-    "workers": "a count, as 4, or a list with the count of each node, as [2, 4]",
+    "workers": "a number, for example 4, or a list with a number for each node, for example [2, 4]",
     "backend": f"one of {', '.join(get_args(BackendName))}",
 }
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{0,64}")

@@ -34,7 +34,7 @@ PROBE_BYTES = 64 * 1024
 ROWS_PER_ENTRY = 64
 ENTRIES_PER_COMMIT = 64
 
-_LATE = "it was refused before, and has recovered since"
+_LATE = "an earlier write failed, and the journal has recovered since"
 
 logger = logging.getLogger(__name__)
 
