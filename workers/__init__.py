@@ -1,4 +1,4 @@
-"""Runs a run's rollouts: the main function of the run process, scheduling policies, the simulator and workers.
+"""Everything that runs rollouts: the main module of the run process, scheduling policies, the simulator and workers.
 
 ``runtime`` is the main module of every run process: it assembles jobs and runs the user's generator. ``scheduling``
 holds the policies, which use no clock and do no I/O, so the same code runs in real and in virtual time.

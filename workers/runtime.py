@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forebay.generators.job.ports import RolloutPlaces
 
 LAST_WORKER_S = 30.0
-"""How long workers may still run the code after the last job of ``run_rollout`` once the lead's has returned."""
+"""Seconds that workers have to finish their own ``run_rollout`` once the lead's has returned."""
 
 
 def main(arguments: list[str]) -> None:

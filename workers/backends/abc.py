@@ -26,7 +26,7 @@ class RunningWorker(Protocol):
 
     @property
     def vitals(self) -> Vitals:
-        """Its last vitals."""
+        """Last vitals of the worker."""
 
     @property
     def started(self) -> "Future[None]":

@@ -68,7 +68,7 @@ class ChildProcess:
         except BaseException as error:  # noqa: BLE001 - the controller gets a constructor's SystemExit, too
             made.set_exception(error)
         kind, frames = outcome_frames(made, "the constructor")
-        with suppress(OSError):  # as below
+        with suppress(OSError):  # the reading thread notices that the controller is gone
             self._channel.send(STARTED, 0, [kind.encode(), *frames])
         if self._host is not None:
             while (work := self._turns.get()) is not None:
@@ -133,7 +133,7 @@ class ChildProcess:
 
     def _send_answers(self) -> None:
         while (answer := self._answers.get()) is not None:
-            with suppress(OSError):  # as above
+            with suppress(OSError):  # see `run`
                 self._channel.send(OUTCOME, *answer)
 
     def _vitals(self) -> Vitals:

@@ -91,7 +91,7 @@ class ProcessWorker(RemoteWorker):
 
     @property
     def vitals(self) -> Vitals:
-        """Its last vitals."""
+        """Last vitals of the worker."""
         return replace(self._vitals, silent_s=time.monotonic() - self._channel.heard_s)
 
     def close(self, drain_s: float) -> None:

@@ -101,7 +101,7 @@ class RayWorker(RemoteWorker):
 
     @property
     def vitals(self) -> Vitals:
-        """Its last vitals."""
+        """Last vitals of the worker."""
         return replace(self._vitals, silent_s=time.monotonic() - self._heard_s)
 
     def begin(self, frames: Frames, master: Any) -> None:

@@ -91,12 +91,12 @@ def dispatch_split_and_function(worker_group: HasWorkers, *args: Any, **kwargs: 
     return ([args[0]] * worker_group.world_size, *positional), named
 
 
-def collect_all_to_all(worker_group: HasWorkers, outputs: list[Any]) -> list[Any]:  # noqa: ARG001 - as all of its kind
+def collect_all_to_all(worker_group: HasWorkers, outputs: list[Any]) -> list[Any]:  # noqa: ARG001 - a collect function
     """Return the results as a list, by rank."""
     return outputs
 
 
-def collect_joined(worker_group: HasWorkers, outputs: list[Any]) -> Any:  # noqa: ARG001 - as all of its kind
+def collect_joined(worker_group: HasWorkers, outputs: list[Any]) -> Any:  # noqa: ARG001 - a collect function
     """Join the results in rank order. Results of a type that cannot be joined are returned as a list."""
     return join(outputs)
 

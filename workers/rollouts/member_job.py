@@ -105,7 +105,7 @@ class MemberRollout:
 
     @property
     def executions(self) -> Sequence[Execution]:
-        """Its attempts in this worker."""
+        """Attempts of the rollout in this worker."""
         return self.group.rollouts.get(self.order.number, ())
 
     def done(self, status: str) -> Done:

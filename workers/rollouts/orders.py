@@ -45,7 +45,7 @@ class Order(_Part):
 
     uid: str
     row: bytes
-    """Its line of the input."""
+    """Line of the input."""
     row_number: int
     epoch: int
     number: int

@@ -272,7 +272,7 @@ class RemoteRunner:
         self._rollouts[rollout.uid] = rollout
         try:
             done = decode(await worker.call("rollout", encode(order)), Done)
-        except Exception as error:  # noqa: BLE001 - whatever keeps a worker from running it
+        except Exception as error:  # noqa: BLE001 - any error means that the worker lost it
             self._workers.note_lost(worker, error)
             self._tasks.start(self._abort(rollout))
             raise RolloutLost(self._workers.last_reason) from None
@@ -299,7 +299,7 @@ class RemoteRunner:
             if (worker := rollout.worker) is not None:
                 try:
                     await worker.call("deliver", rollout.uid, slot)
-                except Exception as error:  # noqa: BLE001 - as above
+                except Exception as error:  # noqa: BLE001 - any error means that it was not delivered
                     self._workers.note_lost(worker, error)
                     # A lost worker may have died of another rollout; any other error may be due to this sample.
                     self._workers.deaths[rollout.uid] += not isinstance(error, WorkerLost)

@@ -92,7 +92,7 @@ class RunWorker:
             self._running.kill()
 
     def state_report(self) -> WorkerReport:
-        """Its report for the server."""
+        """Report on the worker for the server."""
         vitals, report = self._running.vitals if self._running is not None else None, self.last_report
         return WorkerReport(
             number=self.number,

@@ -203,7 +203,7 @@ class WorkerSupervisor:
         start = _OneStart(self._start, number)
         try:
             return await asyncio.to_thread(start.run)
-        except asyncio.CancelledError:  # the job is over: the next one starts another
+        except asyncio.CancelledError:  # the job is over: the next one starts another worker
             start.give_up()
             raise
 

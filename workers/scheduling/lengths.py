@@ -28,8 +28,8 @@ class LengthPredictor:
     """Predicts the logarithm of an answer's tokens, whose spread is similar for short and long answers.
 
     For a known instance: the exponentially weighted mean of its answers, from earlier epochs and from siblings in the
-    same group. For any other: a straight line through (log of the prompt's characters, log of tokens) of all answers of
-    this run if its slope is significant, or else their mean.
+    same group. For any other: a line fitted to (log of the prompt's characters, log of tokens) of this run's answers if
+    its slope is significant, or else their mean.
     """
 
     def __init__(self) -> None:

@@ -15,16 +15,16 @@ class StartedGroup:
 
     group: WaitingGroup
     number: int
-    """Its number in the order of beginning."""
+    """Position in the order in which groups began."""
     left: deque[int] = field(default_factory=deque)
     """Numbers of the rollouts left to start."""
     engine: str | None = None
     num_running: int = 0
     rank: float | None = None
-    """Its rank in the order; None if it is not in it."""
+    """Current rank; None if the group is not ranked."""
 
     def choose_engine(self, loads: EngineLoads, affinity: float) -> str | None:
-        """Its engine, which has its prompt cached, up to ``affinity`` times the least load; else the least loaded."""
+        """Keep the group's engine, which has its prompt cached, up to ``affinity`` times the least load."""
         least = loads.least()
         if least is None or not self._is_near(loads, affinity * loads.in_flight(least)):
             self.engine = least

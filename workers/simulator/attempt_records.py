@@ -20,7 +20,7 @@ class SimulatedRollout(RolloutSummary):
     cap: int | None = None
     """Most tokens that it might sample."""
     chosen: int = 0
-    """Its number in the order in which all attempts began, from 1."""
+    """Position in the order in which all attempts began, from 1."""
     trained_step: int | None = None
     """The step that trained on its sample."""
 

@@ -89,7 +89,7 @@ class EngineModel:
 
     @property
     def use(self) -> EngineUse:
-        """Its work so far."""
+        """Work of the engine so far."""
         return EngineUse(self._busy_s, self._sampled, self._num_preemptions)
 
     # --- calls
