@@ -161,7 +161,7 @@ def test_a_node_that_dies_takes_its_workers_along_and_others_get_places_when_it_
     controller.start_again()
     refused = controller.wait_for("error")[0]
     assert refused["error"] == "PlacementFailed"
-    assert "want CPU" in refused["message"]
+    assert "need CPU" in refused["message"]
     assert f"{nodes.ips[0]}: CPU 0" in refused["message"]
 
     nodes.start(1)
