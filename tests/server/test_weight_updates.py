@@ -86,7 +86,7 @@ async def test_a_worker_that_refuses_is_named_and_all_go_on(http: httpx.AsyncCli
         bad.refusal = "no such folder"
         run = await start_run(http, good.url, bad.url)
         error = assert_error(await update(http, run), 409, "weight_update_failed")
-        assert f"at {bad.url}" in error["message"]
+        assert f"on {bad.url}" in error["message"]
         assert "no such folder" in error["message"]
         assert (good.told[-1], bad.told[-1]) == (CONTINUE, CONTINUE)
         assert (await http.get(run)).json()["weight_version"] is None
