@@ -1,7 +1,7 @@
 """Decides which reads make a step, when it begins and ends, and which groups belong to it.
 
 A step is named by its reads' ``step``, else by the checkpoint that holds their batches, else by the weights that made
-them, else each read is a step. A step lasts from the last byte of the previous step to its own.
+them. Without any of these, each read is a step. A step lasts from the last byte of the previous step to its own.
 """
 
 from bisect import bisect_left

@@ -48,7 +48,7 @@ class InheritedTrace(TraceSettings, omit_defaults=True):
 def start_tracing(settings: TraceSettings, process: Process, open_file: OpenFile = trace_file_of) -> Tracer:
     """The tracer of the run in this process. Repeated calls return the same one.
 
-    In a run process, ``span`` uses it outside rollouts, and child processes find it in their environment, unless
+    In a run process, ``span`` uses it outside rollouts. Child processes find it in their environment, unless
     ``open_file`` writes the lines elsewhere than to the run's folder.
     """
     return _TRACES.start(settings, process, open_file)
