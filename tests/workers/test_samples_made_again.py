@@ -97,7 +97,7 @@ async def test_one_that_takes_too_long_when_it_is_made_again_is_written_by_the_l
     job.workers.members = [slow]
     sample = await job.end()
     assert (sample["slot"], sample["status"]) == (0, "failed")
-    assert "longer than its group may" in sample["error"]["message"]
+    assert "exceeded the group's time limit" in sample["error"]["message"]
 
 
 async def test_one_that_no_worker_can_deliver_is_written_by_the_lead_and_the_job_ends() -> None:
