@@ -154,7 +154,7 @@ def _worker_text(worker: dict[str, Any]) -> str:
     if worker["blocked_s"]:
         text += f"; its event loop is blocked for {worker['blocked_s']:.0f} s: {worker['blocked_at']}"
     if worker["reason"]:
-        what = "waits for a place" if worker["state"] == "unplaced" else "the one before it"
+        what = "waits for placement" if worker["state"] == "unplaced" else "previous worker"
         text += f"; {what}: {worker['reason']}"
     return text
 

@@ -112,19 +112,19 @@ def _cells(change: ChangedGroup) -> list[str]:
 
 def _verdicts_text(kinds: "Counter[tuple[str, str]]") -> str:
     if not kinds:
-        return "no group has another"
+        return "no group changes"
     changes = (f"{number:,} {before} → {after}" for (before, after), number in kinds.most_common())
-    have = "1 group has" if kinds.total() == 1 else f"{kinds.total():,} groups have"
-    return f"{have} another: {', '.join(changes)}"
+    change = "1 group changes" if kinds.total() == 1 else f"{kinds.total():,} groups change"
+    return f"{change}: {', '.join(changes)}"
 
 
 def _move_text(move: Move) -> str:
     if not move.num_both:
-        return "no sample has one before and after"
+        return "no sample has one both as recorded and as changed"
     mean = " → ".join(map(_number, move.means()))
     if not move.num_moved:
-        return f"none of {move.num_both:,} has another; mean {mean}"
-    return f"{move.num_moved:,} of {move.num_both:,} have another, by {_number(move.largest)} at most; mean {mean}"
+        return f"none of {move.num_both:,} changes; mean {mean}"
+    return f"{move.num_moved:,} of {move.num_both:,} change, by at most {_number(move.largest)}; mean {mean}"
 
 
 def _number(value: float | None) -> str:

@@ -115,7 +115,7 @@ def test_a_planted_filter_takes_exactly_its_groups(forebay: Forebay, tmp_path: P
     assert [each["group_id"] for each in document["groups"]] == [groups[1].group_id, groups[4].group_id]
     assert "1 of 4 items were kept" in document["groups"][0]["detail"]
     shown = forebay("compare", tmp_path / "run.fbr", "--code", tmp_path / "planted_generator.py").out
-    assert "2 groups have another: 2 delivered → discarded: filtered" in shown
+    assert "2 groups change: 2 delivered → discarded: filtered" in shown
     assert "filter_item of" in shown
 
 
