@@ -76,7 +76,7 @@ def test_counts_of_all_processes_are_added_up_and_outlive_a_kill(process: Proces
     assert view["tokens"] == {"kept": 50, "wasted": 4, "mean_finished": 12.5, "mean_aborted": 4.0}
     assert 'forebay_run_counts_total{count="tokens_finished"} 50.0' in process.run.client.get("/metrics").text
     shown = CliRunner().invoke(cli, ["status", process.run.run_id, "--url", server.url]).stdout
-    assert "50 kept · 4 wasted · 12.5 in a finished one · 4.0 in an aborted one" in shown
+    assert "50 kept · 4 wasted · 12.5 per finished rollout · 4.0 per aborted rollout" in shown
 
 
 @pytest.mark.parametrize("counts", [{"Big": 1}, {"a": -1}, {"a": 1.5}, {"": 1}, {f"n{n}": 1 for n in range(300)}, 7])
