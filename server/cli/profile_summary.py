@@ -47,13 +47,13 @@ def _line(console: Console, text: str, style: str = "") -> None:
 
 def _show_findings(console: Console, report: ProfileReport) -> None:
     if not report.findings:
-        _line(console, "Nothing held the run up by as much as 5 % of a step.", style="green")
+        _line(console, "Nothing cost as much as 5 % of a step.", style="green")
         return
     # The sentence and its location take the rest of the line, and fold within it.
     table = VisibleTable(box=None, padding=(0, 2, 0, 0))
     table.add_column("lost", justify="right", no_wrap=True, style="bold red")
     table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("what held it up", overflow="fold")
+    table.add_column("what happened", overflow="fold")
     findings = ranked(report)
     for finding in findings[:MOST_FINDINGS]:
         table.add_row(seconds_text(finding.seconds), share_text(finding.share), _sentence(finding))

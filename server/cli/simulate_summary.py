@@ -79,7 +79,7 @@ def _engines(fit: "EngineFit") -> str:
         kept = f"{share_text(cost.kv_reserve)} of the tokens that calls may still sample are kept free"
         parts.append(f"cache of {cost.kv_tokens:,} tokens, {kept}")
     if fit.is_limited_by == "places":
-        parts.append(f"{cost.places} slots")
+        parts.append(f"at most {cost.places} calls at once (places)")
     if not fit.is_limited_by:
         parts.append(f"nothing waited with up to {fit.most_at_once} at once")
     return f"{'; '.join(parts)}; half of {fit.num_calls:,} calls are off by {share_text(fit.error)} or less"
