@@ -104,8 +104,11 @@ def test_a_step_takes_no_more_groups_than_it_needs(server: ServerProcess, tmp_pa
     def has_opened(num_groups: int) -> bool:
         return sum(run.view()["groups"].values()) == num_groups
 
+    def is_paused_with(num_groups: int) -> bool:
+        return run.view()["is_held"] and has_opened(num_groups)
+
     for step in (1, 2):
-        poll_until(lambda: run.view()["is_held"] and has_opened(2 * step))
+        poll_until(partial(is_paused_with, 2 * step))
         assert len(rows_of(run, 2)) == 2 * GROUP_SIZE
         reply = server.client.put(f"{run.path}/weight_version", json={"weight_version": step})
         assert reply.is_success, reply.text
