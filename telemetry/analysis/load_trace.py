@@ -119,8 +119,9 @@ class TraceTimeline:
             step.satisfied_s = end
         self._add_ready(step, self._left_over)
         for request in requests:
-            # Nothing has been read yet, so a finished request may still be used.
-            request.is_used = request.ending == "finished"
+            # Nothing has been read yet, so a finished request may still be used, unless its group was discarded.
+            request.discarded = self._index.groups[request.group].discarded_why
+            request.is_used = request.ending == "finished" and not request.discarded
         self._complete(step)
         return step
 

@@ -4,8 +4,10 @@
 ``workid`` or ``worker``, and unknown keys are kept.
 """
 
+import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -106,15 +108,21 @@ class VerlLine:
 
 
 def read_lines(path: Path, worker: str, on_bad_line: OnBadLine) -> Iterator[VerlLine]:
-    """The lines of one file. ``worker`` is used if a line names none. Invalid lines go to ``on_bad_line``."""
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
-            if not raw.strip():
-                continue
-            try:
-                yield _line(_decode(raw), worker)
-            except ValueError as error:
-                on_bad_line(str(path), number, str(error))
+    """The lines of one file, which may be compressed with gzip. Invalid lines go to ``on_bad_line``.
+
+    ``worker`` is used if a line names none.
+    """
+    number = 0
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            for number, raw in enumerate(file, 1):
+                if raw.strip():
+                    try:
+                        yield _line(_decode(raw), worker)
+                    except ValueError as error:
+                        on_bad_line(str(path), number, str(error))
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            on_bad_line(str(path), number + 1, f"the rest of the file cannot be decompressed: {error}")
 
 
 def _decode(raw: bytes) -> dict[str, Any]:

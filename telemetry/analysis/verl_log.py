@@ -32,7 +32,8 @@ from forebay.telemetry.tracing.read_trace import BadLines
 
 MAX_DEPTH = 3
 """Levels of folders between the given one and the steps."""
-_STEP = re.compile(r"(?:step[_-]?)?(\d+)")
+_STEP = re.compile(r"(?:(?:global_)?step[_-]?)?(\d+)")
+_FILES = ("*.jsonl", "*.jsonl.gz")
 
 
 class VerlLog:
@@ -59,8 +60,8 @@ class VerlLog:
         without_total = 0
         for number, folder in self._folders:
             lines = _StepLines()
-            for path in sorted(folder.glob("*.jsonl")):
-                for line in read_lines(path, path.stem.removeprefix("worker_"), self.problems.add):
+            for path in sorted(path for pattern in _FILES for path in folder.glob(pattern)):
+                for line in read_lines(path, path.name.partition(".")[0].removeprefix("worker_"), self.problems.add):
                     lines.add(line)
             if lines.by_request or lines.by_worker or lines.totals:
                 without_total += not lines.totals
@@ -86,8 +87,8 @@ def find_steps(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _is_step(folder: Path) -> bool:
-    pattern = "*.jsonl" if folder.name.startswith("step") else "worker_*.jsonl"
-    return any(folder.glob(pattern))
+    prefix = "" if "step" in folder.name else "worker_"
+    return any(True for pattern in _FILES for _ in folder.glob(prefix + pattern))
 
 
 def _folders_in(folder: Path, depth: int) -> Iterator[Path]:
@@ -141,13 +142,24 @@ class _StepLines:
     def attempts(self) -> list[Attempt]:
         """One attempt for each request."""
         has_ends = any(line.event == COMPLETE for own in self.by_request.values() for line in own)
-        windows = {worker: self._window(worker) for worker in {own[0].worker for own in self.by_request.values()}}
+        requests = list(self._requests())
+        windows = {worker: self._window(worker) for worker in {own[0].worker for _, own in requests}}
         return [
             attempt_of(request_id, own, windows[own[0].worker], has_ends)
-            for request_id, own in self.by_request.items()
+            for request_id, own in requests
             # A worker's file may contain only the filled slot of an aborted request.
             if any(not line.event.endswith(PADDING) for line in own)
         ]
+
+    def _requests(self) -> Iterator[tuple[str, list[VerlLine]]]:
+        """Each request with its lines. An id that ended at several workers names a request of each."""
+        for request_id, own in self.by_request.items():
+            workers = dict.fromkeys(line.worker for line in own if line.event == COMPLETE)
+            if len(workers) < 2:
+                yield request_id, own
+            else:
+                for worker in workers:
+                    yield f"{worker}/{request_id}", [line for line in own if line.worker == worker]
 
     def _bounds(self) -> tuple[int, int]:
         begin = min((line.begin for line in self.totals), default=self._begin)

@@ -400,6 +400,15 @@ def test_dropped_spans_are_noted(trace: PlantedTrace) -> None:
     assert "75 spans and 0 summaries are missing (queue full)." in load(trace.folder).notes
 
 
+def test_rollouts_of_a_discarded_group_are_not_used_before_the_first_read(trace: PlantedTrace) -> None:
+    run, server = trace.file("run"), trace.file("server", pid=8)
+    run.rollout("a/0", 3, 10)
+    run.rollout("b/0", 4, 14)
+    server.group("a", "discarded", 11, reason="invalid")
+    (step,) = load(trace.folder).steps()
+    assert [(each.is_used, each.discarded) for each in step.requests] == [(False, "invalid"), (True, "")]
+
+
 def test_without_reads_all_is_one_step_and_that_is_said(trace: PlantedTrace) -> None:
     run = trace.file("run")
     run.rollout("a/0", 3, 10)

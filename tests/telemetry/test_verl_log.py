@@ -1,5 +1,6 @@
 """verl's profile log, in every spelling, is read as steps with their requests."""
 
+import gzip
 import json
 import random
 from collections.abc import Callable
@@ -218,6 +219,27 @@ def test_steps_are_found_at_any_depth_and_from_any_number(tmp_path: Path, first:
     write_log(tmp_path / depth, steps, first=first)
     names = [step.name for step in load(tmp_path).steps()]
     assert names == [str(number) for number in range(first, first + 11)]
+
+
+def test_steps_may_be_called_global_and_files_may_be_compressed(tmp_path: Path) -> None:
+    folder = tmp_path / "global_step_7"
+    folder.mkdir()
+    whole = (json.dumps(line("async_rollout_request_complete", 3, 3.0, request_id="r1")) + "\n").encode()
+    (folder / "worker_2.jsonl.gz").write_bytes(gzip.compress(whole))
+    (folder / "worker_3.jsonl.gz").write_bytes(gzip.compress(whole * 1000)[:-12])
+    timeline = load(tmp_path)
+    (step,) = timeline.steps()
+    assert step.name == "7"
+    assert "2" in {request.worker for request in step.requests}
+    (problem,) = timeline.problems.first
+    assert Path(problem.file).name == "worker_3.jsonl.gz"
+    assert "cannot be decompressed" in problem.what
+
+
+def test_an_id_that_ended_at_two_workers_is_two_requests(write: Write) -> None:
+    lines = [line("async_rollout_request_complete", 3 + at, 2.0, request_id="0", worker=at) for at in (0, 1)]
+    folder = write(*lines, line("reward_calculation", 9, 1.0, request_id="0", worker=-1))
+    assert {(each.request_id, each.worker) for each in only_step(folder).requests} == {("0/0", "0"), ("1/0", "1")}
 
 
 def test_deeper_than_three_there_is_no_log(tmp_path: Path) -> None:
