@@ -102,7 +102,7 @@ docs: install ## Write the generated tables and pages in docs/
 
 site: install $(VENV)/.docs ## Build the docs site into build/site, and check its links (to read it: python -m http.server -d build/site)
 	@rm -rf build/pages && mkdir -p build/pages
-	@git ls-files '*.md' LICENSE docs examples | grep -v '^tests/' | tar -cf - -T - | tar -xf - -C build/pages
+	@git ls-files '*.md' LICENSE docs examples ':!tests' | tar -cf - -T - | tar -xf - -C build/pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@$(PYTEST) -q -m site tests/test_site.py
 

@@ -41,7 +41,8 @@ def page() -> str:
     for name, command in commands(root):
         context = command.make_context(name, [], resilient_parsing=True)
         records = [each.get_help_record(context) for each in command.params if not set(each.opts) & set(COMMON)]
-        text += f"\n## {name}\n\n{(command.help or '').partition(chr(10) * 2)[0].strip()}\n"
+        summary = (command.help or "").partition("\n\n")[0].strip()
+        text += f"\n## {name}\n\n{summary}\n"
         cells = [[cell.replace("|", r"\|").replace("  [", " [") for cell in record] for record in records if record]
         rows = [f"| `{option}` | {what} |\n" for option, what in cells]
         if rows:

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import re
+import runpy
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -142,13 +143,8 @@ def test_errors_have_codes_of_their_own() -> None:
 
 
 def cli_commands() -> list[str]:
-    def leaves(command: Any, name: str) -> Iterator[str]:
-        for child, inner in sorted(getattr(command, "commands", {}).items()):
-            yield from leaves(inner, f"{name} {child}")
-        if not hasattr(command, "commands"):
-            yield name
-
-    return list(leaves(typer.main.get_command(cli), "forebay"))
+    commands = runpy.run_path(str(DOCS / "cli_options.py"))["commands"]
+    return [name for name, _ in commands(typer.main.get_command(cli))]
 
 
 @pytest.mark.parametrize("command", cli_commands())

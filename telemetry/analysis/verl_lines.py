@@ -112,15 +112,21 @@ def read_lines(path: Path, worker: str, on_bad_line: OnBadLine) -> Iterator[Verl
 
     ``worker`` is used if a line names none.
     """
+    for number, raw in _raw_lines(path, on_bad_line):
+        if not raw.strip():
+            continue
+        try:
+            yield _line(_decode(raw), worker)
+        except ValueError as error:
+            on_bad_line(str(path), number, str(error))
+
+
+def _raw_lines(path: Path, on_bad_line: OnBadLine) -> Iterator[tuple[int, bytes]]:
     number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
             for number, raw in enumerate(file, 1):
-                if raw.strip():
-                    try:
-                        yield _line(_decode(raw), worker)
-                    except ValueError as error:
-                        on_bad_line(str(path), number, str(error))
+                yield number, raw
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             on_bad_line(str(path), number + 1, f"the rest of the file cannot be decompressed: {error}")
 
