@@ -4,11 +4,11 @@
 compared.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class EventPath(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -26,11 +26,12 @@ class Finding(msgspec.Struct, kw_only=True):
     """One cause of lost time; findings are ranked by the seconds lost."""
 
     cause: str
-    """``long_answer``, ``slow_rate``, ``stalled_engine``, ``queue``, ``engine_away``, ``tool``, ``reward``,
-    ``reward_queue``, ``blocked_loop``, ``agent``, ``late_trainer``, ``barrier``, ``gap``, ``constant_phase``, …"""
+    """One of the causes in ``causes/wording.py``: ``slow_engine``, ``long_answer``, ``tool``, …"""
     seconds: float
     share: float
-    """Share of the duration of the step, or of all steps."""
+    """Share of the duration of ``share_of``."""
+    share_of: Literal["step", "run"] = "step"
+    """The step in ``path``, or all steps."""
     sentence: str
     """What happened, where and how long, and the remedy if one is known."""
     path: EventPath = msgspec.field(default_factory=EventPath)
@@ -166,6 +167,45 @@ class OutlierRequest(msgspec.Struct, kw_only=True):
     """Its timeline: ``{name, begin_s, seconds, turn}``."""
 
 
+class EngineFigures(msgspec.Struct, kw_only=True):
+    """How fast one engine was over all steps. Values that it did not report are None."""
+
+    engine: str
+    num_requests: int = 0
+    num_calls: int = 0
+    s_per_token: float | None = None
+    """Median seconds per sampled token of a call."""
+    prefill_s: float | None = None
+    """Median seconds per call, as the next two."""
+    queue_s: float | None = None
+    network_s: float | None = None
+    """The part of a call outside the engine."""
+    cached_share: float | None = None
+    """Share of prompt tokens found in its cache."""
+
+
+class Lane(msgspec.Struct, kw_only=True):
+    """One request of a step, as a row of the picture of the step."""
+
+    request: str
+    worker: str
+    is_last: bool = False
+    """Whether the step waited for it last."""
+    pieces: list[tuple[str, float, float]] = []
+    """Phase, begin and seconds; the begin is relative to that of the step."""
+
+
+class StepLanes(msgspec.Struct, kw_only=True):
+    """Requests of a step over time."""
+
+    step: str
+    num_requests: int
+    """All of them; ``lanes`` may be fewer."""
+    lanes: list[Lane] = []
+    in_flight: list[tuple[float, int]] = []
+    """From each moment on, relative to the step's begin: the number of requests that were running."""
+
+
 class ConstantPhase(msgspec.Struct, kw_only=True):
     """A phase whose duration does not depend on how much was generated."""
 
@@ -212,6 +252,9 @@ class ProfileReport(msgspec.Struct, kw_only=True):
     curves: list[CompletionCurve] = []
     gaps: list[Gap] = []
     outliers: list[OutlierRequest] = []
+    engines: list[EngineFigures] = []
+    lanes: list[StepLanes] = []
+    """The costliest steps."""
     whatifs: list[WhatIf] = []
     sentences: list[str] = []
     """Facts about all steps: "the cap is reached in 80 of 80 steps"."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from forebay.telemetry.tracing.read_trace import BadLines
 
@@ -42,6 +42,20 @@ class TurnTimes:
     sampled_tokens: int = 0
     finish_reason: str = ""
     has_tools: bool = False
+    tools: tuple[str, ...] = ()
+    """Names of the tools that it called, if known."""
+
+
+class FailedAttempt(NamedTuple):
+    """An attempt that ended in an error."""
+
+    kind: str
+    """The outcome: ``engine_failure``, ``environment_failure``, …"""
+    begin_s: float
+    end_s: float
+    tokens: int = 0
+    tool: str = ""
+    """The tool that raised, if one did."""
 
 
 SURPLUS = ("aborted", "broken")
@@ -81,6 +95,8 @@ class Request:
     """Attempts before the last one that reached their cap: thrown away and run again."""
     broken_s: float = 0.0
     broken_tokens: int = 0
+    failed: list[FailedAttempt] = field(default_factory=list)
+    """Attempts that failed, including the last one."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     sampled_tokens: int = 0
