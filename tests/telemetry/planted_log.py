@@ -72,6 +72,25 @@ class PlannedStep:
     """A request without an end takes no part in how long its worker generates."""
     phases: dict[str, float] = field(default_factory=lambda: {"preprocessing": 0.4, "broadcast": 0.05})
     has_total: bool = True
+    own_phases: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By worker: phases that take another time there. Its requests begin later if one comes before them."""
+
+    def phases_of(self, worker: str) -> dict[str, float]:
+        return self.phases | self.own_phases.get(worker, {})
+
+    def before_s(self, worker: str) -> float:
+        """From the begin of the step to the first request of ``worker``."""
+        phases = self.phases_of(worker)
+        return sum(phases.get(phase, 0.0) for phase in _BEFORE)
+
+    @property
+    def generated_s(self) -> float:
+        """From the begin of the step to the end of the last worker."""
+        return max(self.before_s(worker) + _last_end(own) for worker, own in self.workers.items())
+
+    @property
+    def seconds(self) -> float:
+        return self.generated_s + sum(seconds for phase, seconds in self.phases.items() if phase not in _BEFORE)
 
     def requests(self) -> list[PlannedRequest]:
         return [request for own in self.workers.values() for request in own]
@@ -147,32 +166,35 @@ def write_log(folder: Path, steps: list[PlannedStep], *, first: int = 1, begin_s
 
 def write_step(folder: Path, number: int, step: PlannedStep, begin_s: float) -> float:
     """When the step ends."""
-    before_s = sum(step.phases.get(phase, 0.0) for phase in _BEFORE)
-    ends = {
-        worker: max((one.begin_s + one.seconds for one in own), default=0.0) for worker, own in step.workers.items()
-    }
-    last_s = max(ends.values())
     after = {phase: seconds for phase, seconds in step.phases.items() if phase not in _BEFORE}
-    total_s = before_s + last_s + sum(after.values())
     for worker, own in step.workers.items():
         file = _File(worker, number)
         at_s = begin_s
         for phase in _BEFORE:
-            at_s += step.phases.get(phase, 0.0)
-            file.log(f"{phase}_duration", at_s, step.phases.get(phase, 0.0))
+            lasts_s = step.phases_of(worker).get(phase, 0.0)
+            at_s += lasts_s
+            file.log(f"{phase}_duration", at_s, lasts_s)
         for request in own:
             log_request(file.log, request, at_s)
-        file.log("async_generate_duration", at_s + ends[worker], ends[worker])
+        generating_s = _last_end(own)
+        file.log("async_generate_duration", at_s + generating_s, generating_s)
+        at_s += generating_s
+        waited_s = begin_s + step.generated_s - at_s
+        at_s += waited_s
         if "barrier_wait" not in after:
-            file.log("barrier_wait_duration", at_s + last_s, last_s - ends[worker])
-        at_s += last_s
+            file.log("barrier_wait_duration", at_s, max(waited_s, 0.0))
         for phase, seconds in after.items():
             at_s += seconds
             file.log(f"{phase}_duration", at_s, seconds)
         if step.has_total:
-            file.log("total_step_duration", begin_s + total_s, total_s)
+            file.log("total_step_duration", begin_s + step.seconds, step.seconds)
         file.write(folder / f"step_{number}")
-    return begin_s + total_s
+    return begin_s + step.seconds
+
+
+def _last_end(own: list[PlannedRequest]) -> float:
+    """When a worker's last request ends, since its first begin."""
+    return max((request.end_s for request in own), default=0.0)
 
 
 def log_request(log: Callable[..., None], request: PlannedRequest, window_s: float) -> None:
