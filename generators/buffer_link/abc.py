@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 
@@ -12,7 +12,7 @@ from forebay.client.calls.transport import AsyncTransport
 from forebay.client.sample_writer.outbox import Sample, WriteLimits
 from forebay.client.sample_writer.protocol import Writing
 from forebay.client.sample_writer.writer import AsyncWriter
-from forebay.core.errors import ForebayError
+from forebay.core.errors import BufferFull, ForebayError
 from forebay.core.ids import MAX_ID_LENGTH, InstanceId
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.replay.group_frames import RecordedBodies
@@ -30,6 +30,9 @@ NO_LIMIT_BYTES = 1 << 62
 
 GroupKey = tuple[InstanceId, int]
 """Instance and epoch."""
+
+NoteFull = Callable[[bool], object]
+"""Called with True when a full buffer has refused a call, and with False when the call is repeated."""
 
 
 class RunGone(ForebayError):
@@ -188,13 +191,17 @@ class ClosedGroups:
     """Whether the server's deadlines are paused."""
 
 
+def ignore(_: object) -> None:
+    """Do nothing: the default of callbacks."""
+
+
 class JobBuffer(Protocol):
     """The methods of ``Link`` that a job uses; simulated runs implement them without a server."""
 
     has_feed: bool
     takes_failed: bool
 
-    async def report(self, progress: ProgressReport) -> None:
+    async def report(self, progress: ProgressReport, note_full: NoteFull = ignore) -> None:
         """Report the progress of the run."""
 
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
@@ -216,7 +223,7 @@ class Link(ABC):
         """Close the connections."""
         await self.transport.close()
 
-    def writer(self, max_waiting: int, on_judged: Callable[[Sample], object] = lambda _: None) -> "RunWriter":
+    def writer(self, max_waiting: int, on_judged: Callable[[Sample], object] = ignore) -> "RunWriter":
         """Return a writer for finished samples, which blocks its callers while ``max_waiting`` samples are queued.
 
         This is how a full buffer slows generation down. ``on_judged`` is called with each sample that the buffer has
@@ -235,7 +242,7 @@ class Link(ABC):
         """Return the plan of the run, or ``fallback`` if the buffer has no plans."""
 
     @abstractmethod
-    async def report(self, progress: ProgressReport) -> None:
+    async def report(self, progress: ProgressReport, note_full: NoteFull = ignore) -> None:
         """Report the progress of the run."""
 
     async def recorded(self, key: GroupKey) -> RecordedBodies | None:  # noqa: ARG002 - overrides use it
@@ -277,12 +284,26 @@ def _ignore(sample: Sample, error: ForebayError) -> None:
     """Do nothing: the rejection is already logged, and the run continues."""
 
 
-def asked(call: Call) -> Flow[ServerReply]:
+def asked(call: Call, note_full: NoteFull = ignore) -> Flow[ServerReply]:
     """Repeat a call about the run until it is answered. Raises ``RunGone``."""
-    reply = yield from answered(call, ENDLESS_S, BUSY)
+    reply = yield from _noting_full(answered(call, ENDLESS_S, BUSY), note_full)
     if reply.status in GONE:
         raise RunGone(f"the buffer returned {reply.status} for this run: {text_of(reply)}")
     return reply
+
+
+def _noting_full(flow: Flow[ServerReply], note_full: NoteFull) -> Flow[ServerReply]:
+    answer: Any = None
+    while True:
+        try:
+            effect = flow.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        if isinstance(effect, Call):
+            note_full(False)
+        answer = yield effect
+        if isinstance(answer, ServerReply):
+            note_full(answer.status == BufferFull.status)
 
 
 def text_of(reply: ServerReply) -> str:

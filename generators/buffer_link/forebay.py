@@ -25,6 +25,7 @@ from forebay.generators.buffer_link.abc import (
     GroupKey,
     Link,
     LinkRefused,
+    NoteFull,
     Plan,
     ProgressReport,
     ReplayTask,
@@ -33,6 +34,7 @@ from forebay.generators.buffer_link.abc import (
     Step,
     WorkerReport,
     asked,
+    ignore,
     text_of,
 )
 from forebay.replay.errors import NotRecorded
@@ -74,7 +76,7 @@ class ServerLink(Link):
             replay=_replay(answer.get("replay")),
         )
 
-    async def report(self, progress: ProgressReport) -> None:
+    async def report(self, progress: ProgressReport, note_full: NoteFull = ignore) -> None:
         groups = {name: getattr(progress, name) for name in ("opened", "idle", "busy", "short")}
         for name, keys in groups.items():  # `opened` first: the other lists name groups that the server already knows
             for start in range(0, len(keys) - MAX_REPORTED_GROUPS, MAX_REPORTED_GROUPS):
@@ -83,7 +85,7 @@ class ServerLink(Link):
             groups[name] = keys[-(len(keys) % MAX_REPORTED_GROUPS or MAX_REPORTED_GROUPS) :]
         workers = None if progress.workers is None else list(map(_cut, progress.workers[:MAX_WORKERS]))
         last = msgspec.structs.replace(progress, **groups, workers=workers)
-        await self._ask(json_call("POST", "progress", last, TIMEOUT_S))
+        await self._ask(json_call("POST", "progress", last, TIMEOUT_S), note_full)
 
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:
         known = {"after": before.last, "seen": before.seen, "paused": before.is_paused, "still": before.is_still}
@@ -112,8 +114,8 @@ class ServerLink(Link):
             raise RunGone(f"the buffer returned {reply.status} for this run: {text_of(reply)}")
         raise LinkRefused(f"the buffer returned {reply.status} for {call.path}: {text_of(reply)}")
 
-    async def _ask(self, call: Call) -> dict[str, Any]:
-        reply = await self.transport.run(asked(call))
+    async def _ask(self, call: Call, note_full: NoteFull = ignore) -> dict[str, Any]:
+        reply = await self.transport.run(asked(call, note_full))
         if reply.status >= 400:
             raise LinkRefused(
                 f"the buffer returned {reply.status} for {call.path}: {text_of(reply)}",

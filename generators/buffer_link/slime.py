@@ -22,10 +22,12 @@ from forebay.generators.buffer_link.abc import (
     ClosedGroups,
     Link,
     LinkRefused,
+    NoteFull,
     Plan,
     ProgressReport,
     RunGone,
     RunWriting,
+    ignore,
     text_of,
 )
 
@@ -71,7 +73,7 @@ class SlimeLink(Link):
     async def plan(self, fallback: Plan) -> Plan:
         return fallback
 
-    async def report(self, progress: ProgressReport) -> None:
+    async def report(self, progress: ProgressReport, note_full: NoteFull = ignore) -> None:
         """Do nothing: this buffer takes no reports."""
 
     async def closed_groups(self, before: ClosedGroups) -> ClosedGroups:  # noqa: ARG002 - this buffer has no feed

@@ -137,7 +137,7 @@ class Dispatcher:
 
     async def _wait_changed(self) -> None:
         self._check_policy()
-        # For a group being announced, the wait is recorded as "admission".
+        # For a group being announced, the wait is recorded as "write" or "admission".
         with nullcontext() if self._pending else self._waits.waiting("queue"):
             await self.changed.wait(LOOK_AGAIN_S)
 
@@ -195,8 +195,10 @@ class Dispatcher:
     async def _begin(self, pending: PendingGroup) -> None:
         # The group's time starts after the announcement. A full buffer delays it, while other groups continue.
         full = asyncio.get_running_loop().call_later(FULL_AFTER_S, self._note_full)
-        with self._waits.waiting("admission"):
-            await self._parts.reporter.announce(pending.planned.key)
+        with self._waits.waiting("write") as rename:
+            await self._parts.reporter.announce(
+                pending.planned.key, lambda is_full: rename("admission" if is_full else "write")
+            )
         full.cancel()
         self._loads.is_buffer_full = False
         del self._pending[pending.planned.group_id]

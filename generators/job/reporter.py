@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from forebay.core.clock import ActiveClock
-from forebay.generators.buffer_link.abc import GroupKey, JobBuffer, ProgressReport, WorkerReport
+from forebay.generators.buffer_link.abc import GroupKey, JobBuffer, NoteFull, ProgressReport, WorkerReport, ignore
 from forebay.generators.rollouts.open_group import OpenGroup
 
 logger = logging.getLogger(__name__)
@@ -134,11 +134,11 @@ class Reporter:
         self._sending = asyncio.Lock()
         self._logged_s = time.monotonic()
 
-    async def announce(self, key: GroupKey) -> None:
+    async def announce(self, key: GroupKey, note_full: NoteFull = ignore) -> None:
         """Announce a group to the buffer, waiting while the buffer is full."""
         self.totals.num_groups_opened += 1
         # Sent separately: it may be rejected for minutes, which must not delay other reports.
-        await self._link.report(ProgressReport(opened=[key]))
+        await self._link.report(ProgressReport(opened=[key]), note_full)
         self._idle.note_announced(key)
 
     async def announce_idle(self, key: GroupKey) -> None:

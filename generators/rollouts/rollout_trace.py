@@ -35,15 +35,24 @@ class QueueWait:
         self._spans: list[tuple[str, int, int]] = []
 
     @contextmanager
-    def waiting(self, name: str) -> Iterator[None]:
-        """Record the time inside this context as a wait; ``name`` is one of ``PHASES``."""
+    def waiting(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Record the time inside this context as a wait; ``name`` is one of ``PHASES``.
+
+        Call the result with another name to record what follows under it.
+        """
         begun = self._tracer.now()
+
+        def rename(new: str) -> None:
+            nonlocal name, begun
+            now = self._tracer.now()
+            if now - begun > SHORTEST_NS:  # most waits end at once
+                self._spans.append((name, begun, now - begun))
+            name, begun = new, now
+
         try:
-            yield
+            yield rename
         finally:
-            lasted = self._tracer.now() - begun
-            if lasted > SHORTEST_NS:  # most waits end at once
-                self._spans.append((name, begun, lasted))
+            rename(name)
 
     def move_to(self, attempt: AttemptTrace) -> None:
         """Add the waits to the attempt that was chosen, and start recording for the next one."""

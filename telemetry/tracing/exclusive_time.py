@@ -99,7 +99,8 @@ def _named(
 ) -> Iterator[tuple[float, float, tuple[str, ...], int | None]]:
     ahead = sorted(turns, key=itemgetter(1), reverse=True)
     next_begin = ahead[-1][1] if ahead else end
-    tools_end = min([each[1] for each in intervals if each[0] in ENDINGS], default=end)
+    # Not before the first turn: there, ``write`` is the announcement of the group.
+    tools_end = min([each[1] for each in intervals if each[0] in ENDINGS and each[1] >= next_begin], default=end)
     number: int | None = None
     turn_end, has_tools = end, False
     first = begin

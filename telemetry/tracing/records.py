@@ -18,7 +18,7 @@ Process = Literal["run", "gateway", "server"]
 
 PHASES = (
     "queue",  # for a slot among num_process
-    "admission",  # for room in the buffer
+    "admission",  # for room in the buffer, which is full
     "hold",  # for the trainer's next weights, or paused engines
     "engine_wait",  # for an available engine
     "engine",  # a call in progress, split into the next three if the engine reports them
@@ -31,7 +31,7 @@ PHASES = (
     "reward_queue",  # for a reward worker
     "reward",
     "retry",  # the pause after a failed attempt
-    "write",  # until the sample is on the buffer's disk
+    "write",  # until the sample, or before it its group, is on the buffer's disk
 )
 """The phases of a rollout. A user's ``span("parse")`` adds a phase of that name."""
 

@@ -87,7 +87,7 @@ def check_spans(receiver: Receiver, run_id: str, engine_url: str) -> None:
     assert names.count("turn") == names.count("chat") == 4
     assert names.count("execute_tool calculator") == 2
     assert names.count("read") == 1
-    assert {"admission", "prefill", "decode", "reward", "write"} <= set(names)
+    assert {"prefill", "decode", "reward", "write"} <= set(names)
     roots = [attributes(each.attributes) for each in receiver.spans if each.name == "attempt"]
     assert [(root["rl.slot"], root["rl.ending"]) for root in sorted(roots, key=lambda root: root["rl.slot"])] == [
         (0, "finished"),

@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from forebay.core.ids import group_id
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
@@ -193,6 +195,33 @@ async def test_a_place_that_is_waited_for_is_queue(buffer, tmp_path: Path) -> No
     assert "queue" not in first.phases
     assert second.phases["queue"] / S >= 0.4
     assert second.started >= first.t + first.phases["decode"]
+
+
+class FullBuffer(FakeBuffer):
+    """Full at the first two announcements, then slow to store one: its disk takes 0.3 s."""
+
+    num_refusals = 2
+
+    async def _progress(self, request: Request) -> Response:
+        if b"opened" in await request.body():
+            if self.num_refusals:
+                self.num_refusals -= 1
+                return JSONResponse({"error": {"code": "buffer_full"}}, 429, headers={"Retry-After": "0"})
+            await asyncio.sleep(0.3)
+        return await super()._progress(request)
+
+
+async def test_a_full_buffer_is_admission_and_a_slow_one_is_write(tmp_path: Path) -> None:
+    async with FullBuffer().served() as buffer, ScriptedEngine(script) as engine:
+        run = await run_traced(buffer, tmp_path, PLAIN, engine.url, ["a"])
+    summary = run.summary("a")
+    refused, written = run.spans(summary, "admission"), run.spans(summary, "write")
+    assert len(refused) == 2
+    assert all(0.1 * S <= span.d < 0.2 * S for span in refused)
+    announced = [span for span in written if span.t < summary.started]
+    assert max(span.d for span in announced) >= 0.3 * S
+    assert written[-1].t > summary.started
+    assert sum(summary.phases.values()) == pytest.approx(summary.d, rel=0.01)
 
 
 async def test_an_engine_that_is_away_is_engine_wait(buffer, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from forebay.client.sample_writer.outbox import Sample
 from forebay.core.ids import InstanceId, group_id
 from forebay.core.weight_versions import AnnouncedWeights
-from forebay.generators.buffer_link.abc import ClosedGroups, GroupKey, ProgressReport, Step
+from forebay.generators.buffer_link.abc import ClosedGroups, GroupKey, NoteFull, ProgressReport, Step, ignore
 
 Trained = Callable[[str, tuple[int, ...], int], None]
 """Called for each group that is trained on, with its id, the numbers of its rollouts, and the step."""
@@ -106,7 +106,7 @@ class ModelledTrainer:
 
     # --- of a `Link`
 
-    async def report(self, progress: ProgressReport) -> None:
+    async def report(self, progress: ProgressReport, note_full: NoteFull = ignore) -> None:  # noqa: ARG002 - never full
         """Record opened groups. The last report means that no further sample follows."""
         self._opened_ids.update(group_id(*key) for key in progress.opened)
         if progress.is_last_slot_reported:

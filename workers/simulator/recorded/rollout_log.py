@@ -79,7 +79,8 @@ def is_whole(rollout: RolloutSummary) -> bool:
 
 def left_ns(rollout: RolloutSummary) -> int:
     """When its slot was free again; its sample may still have been in transit."""
-    return max(rollout.started, rollout.end - _spent(rollout, "write"))
+    written = sum(_spent(turn, "write") for turn in rollout.turns) or _spent(rollout, "write")
+    return max(rollout.started, rollout.end - written)
 
 
 def busy_s(rollout: RolloutSummary) -> float:
