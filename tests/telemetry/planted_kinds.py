@@ -17,8 +17,9 @@ NUM_SEEDS = 5
 _MAX_CALLS = 1500
 """Calls in a log: it must stay quick to read."""
 _LEAST_COST = 0.1
-_MOST_ALONE = 0.15
-"""The share of a step that a request of a clean log may end after all others."""
+_MOST_ALONE = 0.2
+_MOST_LATE = 0.35
+"""The share of a step that a request, or a worker, of a clean log may end after all others."""
 
 
 @dataclass
@@ -165,8 +166,10 @@ def clean_steps(shape: Shape) -> list[PlannedStep]:
 
 
 def _ends_together(step: PlannedStep) -> bool:
-    last = sorted(request.end_s for request in step.requests())[-2:]
-    return last[1] - last[0] <= _MOST_ALONE * last[1]
+    ends = sorted(request.end_s for request in step.requests())
+    of_workers = sorted(max(request.end_s for request in own) for own in step.workers.values())
+    alone_s, late_s = ends[-1] - ends[-2], of_workers[-1] - of_workers[-2]
+    return alone_s <= _MOST_ALONE * ends[-1] and late_s <= _MOST_LATE * ends[-1]
 
 
 @dataclass
@@ -175,6 +178,7 @@ class Log:
 
     shape: Shape
     steps: list[PlannedStep]
+    seed: int
 
     @property
     def rng(self) -> random.Random:
@@ -208,7 +212,7 @@ def plant(kind: str, seed: int, folder: Path) -> Truth:
         shape = draw_shape(random.Random(f"{kind}-{seed}-{attempt}"))
         if not NEEDS.get(kind, lambda _: True)(shape):
             continue
-        log = Log(shape, clean_steps(shape))
+        log = Log(shape, clean_steps(shape), seed)
         before = [step.seconds for step in log.steps]
         truth = KINDS[kind](log)
         costs = {step.seconds: step.seconds - usual_s for step, usual_s in zip(log.steps, before, strict=True)}
@@ -295,7 +299,7 @@ def long_answer(log: Log) -> Truth:
     place, request, step = log.one_request()
     usual_s = sum(turn.engine_s for turn in request.turns)
     turn = log.rng.choice(request.turns)
-    wanted_s = step.generated_s * log.rng.uniform(1.3, 2.5)
+    wanted_s = step.generated_s * log.rng.uniform(1.6, 3.0)
     turn.tokens = round(wanted_s * log.shape.speed)
     turn.engine_s = log.shape.engine_s(int(str(place["worker"])), turn.tokens)
     return Truth({"long_answer"}, place, sum(turn.engine_s for turn in request.turns) - usual_s)
@@ -318,7 +322,7 @@ def slow_tools(log: Log) -> Truth:
         for request in step.requests():
             for turn in request.turns[:-1]:
                 turn.tool_s = lasts_s * log.rng.uniform(1.0, 1.2)
-    return Truth({"tool"})
+    return Truth({"tool"}, {}, sum(turn.tool_s for step in log.steps for turn in _last(step).turns))
 
 
 def slow_reward(log: Log) -> Truth:
@@ -342,7 +346,7 @@ def uneven_workers(log: Log) -> Truth:
     """A worker has three times the requests, in one step or all: it shares its rate among them, or they take turns."""
     worker = log.one_worker()
     name, step = log.one_step()
-    is_always, takes_turns = log.rng.random() < 0.5, log.rng.random() < 0.5
+    is_always, takes_turns = log.seed % 2 == 0, log.seed % 4 < 2
     for each in log.steps if is_always else [step]:
         own = each.workers[worker]
         usual_s = max(request.seconds for request in own)
@@ -355,14 +359,22 @@ def uneven_workers(log: Log) -> Truth:
             for request in own:
                 for turn in request.turns:
                     turn.engine_s *= 3
-    return Truth({"barrier"}, {"worker": worker} | ({} if is_always else {"step": name}))
+    planted = log.steps if is_always else [step]
+    excess_s = sum(max(0.0, _late_s(each, worker)) for each in planted)
+    return Truth({"barrier"}, {"worker": worker} | ({} if is_always else {"step": name}), excess_s)
+
+
+def _late_s(step: PlannedStep, worker: str) -> float:
+    """How long the other workers wait for ``worker``."""
+    ends = {name: max(request.end_s for request in own) for name, own in step.workers.items()}
+    return ends.pop(worker) - max(ends.values())
 
 
 def constant_phase(log: Log) -> Truth:
     """Preprocessing takes long in every step, whatever is generated, while lengths vary from step to step."""
     rng = log.rng
-    for number, step in enumerate(log.steps):
-        factor = rng.uniform(0.5, 0.9) if number % 2 else rng.uniform(1.2, 2.0)
+    for step in log.steps:
+        factor = 2 ** rng.uniform(-1.0, 1.0)
         for request in step.requests():
             for turn in request.turns:
                 turn.tokens, turn.engine_s = round(turn.tokens * factor), turn.engine_s * factor
@@ -460,6 +472,7 @@ NEEDS: dict[str, Callable[[Shape], bool]] = {
     "slow_tools": lambda shape: shape.turns[0] >= 2,
     "constant_phase": lambda shape: shape.num_steps >= 6,
     "slowing_engines": lambda shape: shape.num_steps >= 6,
+    "over_sampling": lambda shape: shape.per_worker >= 4,
     "far_worker": lambda shape: shape.per_worker * shape.num_steps * sum(shape.turns) >= 60,
 }
 """What a log must have so that the fault can be told."""
