@@ -5,11 +5,15 @@ the phases of the summary are used.
 """
 
 from forebay.telemetry.analysis.attempt_events import EventsOfAttempt, events_of
-from forebay.telemetry.analysis.timeline import NS, SURPLUS, Event, Request
+from forebay.telemetry.analysis.timeline import NS, SURPLUS, Event, FailedAttempt, Request
 from forebay.telemetry.attempts import Attempt
-from forebay.telemetry.tracing.records import RolloutSummary
+from forebay.telemetry.tracing.records import RolloutSummary, Span
 
 _ENDINGS = ("finished", "failed", *SURPLUS)
+_FAILURES = ("failed", "retried", "lost")
+_BY_TOOLS = ("environment_failure", "agent_failure")
+_HARMLESS = ("", "ToolError")
+"""Errors of tools that end no rollout: the model is told what is wrong."""
 _BETWEEN_ATTEMPTS = "retry"
 
 
@@ -31,8 +35,8 @@ def request_of(attempts: list[Attempt]) -> Request:
         _add_summary(request, last.summary)
     else:
         _add_counts(request)
-    for attempt in attempts[:-1]:
-        _add_broken(request, attempt.summary)
+    for attempt in attempts:
+        _add_lost_work(request, attempt, is_last=attempt is last)
     return request
 
 
@@ -71,11 +75,26 @@ def _add_summary(request: Request, summary: RolloutSummary) -> None:
     request.sampled_tokens = summary.sampled
 
 
-def _add_broken(request: Request, summary: RolloutSummary | None) -> None:
-    if summary is not None and summary.ending == "broken":
+def _add_lost_work(request: Request, attempt: Attempt, *, is_last: bool) -> None:
+    summary = attempt.summary
+    if summary is None:
+        return
+    if summary.ending in _FAILURES:
+        kind = summary.outcome or summary.ending
+        tool = _failed_tool(attempt) if kind in _BY_TOOLS else ""
+        request.failed.append(FailedAttempt(kind, attempt.begin * NS, attempt.end * NS, summary.sampled, tool))
+    elif summary.ending == "broken" and not is_last:
         request.num_broken += 1
         request.broken_s += summary.d * NS
         request.broken_tokens += summary.sampled
+
+
+def _failed_tool(attempt: Attempt) -> str:
+    """The name of the last tool, if it raised an error. That error cancels the tools running beside it."""
+    tools = [span for _, span in attempt.spans if isinstance(span, Span) and span.name == "tool"]
+    tools = [span for span in tools if span.at.get("error") != "CancelledError"]
+    last = max(tools, key=lambda span: span.t + span.d, default=None)
+    return str(last.at.get("tool") or "") if last and last.at.get("error", "") not in _HARMLESS else ""
 
 
 def _add_counts(request: Request) -> None:

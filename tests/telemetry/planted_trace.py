@@ -193,3 +193,15 @@ class PlantedTrace:
 def seconds(moment_s: float) -> float:
     """A moment of a timeline, since the trace began."""
     return moment_s - START_NS / 1e9
+
+
+def window(step: ProfileStep) -> tuple[float, float]:
+    """When ``step`` begins and ends, since the trace began."""
+    return round(seconds(step.begin_s), 6), round(seconds(step.end_s), 6)
+
+
+def one_group(run: PlantedFile, server: PlantedFile, group: str, begin: float, end: float) -> None:
+    """A group of two rollouts, of which the second ends last."""
+    run.rollout(f"{group}/0", begin, end - 1)
+    run.rollout(f"{group}/1", begin, end)
+    server.group(group, "ready", end, last=f"{group}/1")
