@@ -13,10 +13,11 @@ from pathlib import Path
 from forebay.telemetry.analysis.report import Finding
 from tests.telemetry.planted_log import PlannedRequest, PlannedStep, PlannedTurn, write_log
 
-NUM_SEEDS = 5
 _MAX_CALLS = 1500
 """Calls in a log: it must stay quick to read."""
 _LEAST_COST = 0.1
+_OPTIONAL = ("request_start", "turn_start", "turn_end", "main_loop", "tool_execution")
+"""Events that a log may lack; where ``tool_execution`` is missing, ``tool_calling_state`` says the same."""
 _MOST_ALONE = 0.2
 _MOST_LATE = 0.35
 """The share of a step that a request, or a worker, of a clean log may end after all others."""
@@ -72,6 +73,7 @@ class Shape:
     reward_s: tuple[float, float]
     has_rewards: bool
     has_total: bool
+    without: frozenset[str]
     speeds: list[float] = field(default_factory=list)
     """By worker: engines differ by a per cent or two."""
 
@@ -82,7 +84,7 @@ class Shape:
         workers = {
             str(worker): [self.request(worker) for _ in range(self.per_worker)] for worker in range(self.num_workers)
         }
-        return PlannedStep(workers, {}, has_total=self.has_total)
+        return PlannedStep(workers, {}, has_total=self.has_total, without=self.without)
 
     def request(self, worker: int) -> PlannedRequest:
         rng = self.rng
@@ -140,11 +142,12 @@ def draw_shape(rng: random.Random) -> Shape:
         speed,
         rng.uniform(0.03, 0.2),
         typical / speed,
-        rng.uniform(0.01, 0.04),
+        rng.uniform(0.01, 0.06),
         (0.5 * tool_s, tool_s),
         (reward_s, 2 * reward_s),
         rng.random() < 0.7,
         rng.random() < 0.8,
+        frozenset(event for event in _OPTIONAL if rng.random() < 0.3),
         [rng.uniform(0.985, 1.015) for _ in range(num_workers)],
     )
 
@@ -343,22 +346,26 @@ def slow_rewards(log: Log) -> Truth:
 
 
 def uneven_workers(log: Log) -> Truth:
-    """A worker has three times the requests, in one step or all: it shares its rate among them, or they take turns."""
+    """A worker has three times the requests, in one step or all.
+
+    They share its rate, or come one after another, or wait in the queue of its engine.
+    """
     worker = log.one_worker()
     name, step = log.one_step()
-    is_always, takes_turns = log.seed % 2 == 0, log.seed % 4 < 2
+    is_always = log.seed % 2 == 0
     for each in log.steps if is_always else [step]:
         own = each.workers[worker]
         usual_s = max(request.seconds for request in own)
         more = [log.shape.request(int(worker)) for _ in range(2 * len(own))]
         for number, request in enumerate(more):
-            if takes_turns:
-                request.begin_s += usual_s * (1 + number // len(own))
+            waits_s = usual_s * (1 + number // len(own))
+            if log.seed % 3 == 0:
+                request.begin_s += waits_s
+            elif log.seed % 3 == 1:
+                request.turns[0].engine_s += waits_s
         own += more
-        if not takes_turns:
-            for request in own:
-                for turn in request.turns:
-                    turn.engine_s *= 3
+        for turn in (turn for request in own for turn in request.turns if log.seed % 3 == 2):
+            turn.engine_s *= 3
     planted = log.steps if is_always else [step]
     excess_s = sum(max(0.0, _late_s(each, worker)) for each in planted)
     return Truth({"barrier"}, {"worker": worker} | ({} if is_always else {"step": name}), excess_s)

@@ -74,6 +74,8 @@ class PlannedStep:
     has_total: bool = True
     own_phases: dict[str, dict[str, float]] = field(default_factory=dict)
     """By worker: phases that take another time there. Its requests begin later if one comes before them."""
+    without: frozenset[str] = frozenset()
+    """Events that are not logged."""
 
     def phases_of(self, worker: str) -> dict[str, float]:
         return self.phases | self.own_phases.get(worker, {})
@@ -138,9 +140,12 @@ class _File:
 
     worker: str
     step: int
+    without: frozenset[str] = frozenset()
     lines: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
 
     def log(self, event: str, end_s: float, duration: float | None = None, **extra: Any) -> None:
+        if event in self.without:
+            return
         line: dict[str, Any] = {"timestamp": iso(end_s), "event": event}
         if duration is not None:
             line["duration_sec"] = duration
@@ -168,7 +173,7 @@ def write_step(folder: Path, number: int, step: PlannedStep, begin_s: float) -> 
     """When the step ends."""
     after = {phase: seconds for phase, seconds in step.phases.items() if phase not in _BEFORE}
     for worker, own in step.workers.items():
-        file = _File(worker, number)
+        file = _File(worker, number, step.without)
         at_s = begin_s
         for phase in _BEFORE:
             lasts_s = step.phases_of(worker).get(phase, 0.0)
