@@ -6,7 +6,7 @@ fault costs at least a tenth of the time of the steps that have it; a seed whose
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +29,7 @@ class Truth:
 
     causes: set[str]
     """Each of them is a right answer."""
-    place: dict[str, object] = field(default_factory=dict)
+    place: Mapping[str, object] = field(default_factory=dict)
     """The fields of a finding's path that must be equal."""
     excess_s: float | None = None
     """What was added to the requests that were waited for; None where nothing is usual."""
@@ -213,7 +213,8 @@ def plant(kind: str, seed: int, folder: Path) -> Truth:
     """Write the log of this kind and seed to ``folder``."""
     for attempt in itertools.count():
         shape = draw_shape(random.Random(f"{kind}-{seed}-{attempt}"))
-        if not NEEDS.get(kind, lambda _: True)(shape):
+        needs = NEEDS.get(kind)
+        if needs is not None and not needs(shape):
             continue
         log = Log(shape, clean_steps(shape), seed)
         before = [step.seconds for step in log.steps]
