@@ -131,6 +131,8 @@ class RolloutJob:
             return [] if finished is None else [finished]
         self._deferral.hold_back(group.group_id, finished)
         whole = self._deferral.take_held_back(group.group_id) if group.is_complete else []
+        if not whole:
+            finished.trace.wait("group")
         for rollout in whole:
             self._reporter.count(rollout.used)
         return whole

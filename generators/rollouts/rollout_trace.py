@@ -137,7 +137,8 @@ class RolloutTrace:
         self._started = 0
         self._reward: dict[str, Any] = {}
         self._outcome = ""
-        self._writing: SpanHandle | None = None
+        self._waiting: SpanHandle | None = None
+        """For the rest of the group, or for the write."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -169,22 +170,31 @@ class RolloutTrace:
         known = [value for value in (before, cpu_s) if value is not None]
         self._reward = {"reward": reward, "reward_cpu_s": sum(known) if known else None}
 
+    def wait(self, name: str) -> SpanHandle:
+        """Record as ``name`` how long the ended rollout waits until its sample is written or thrown away."""
+        self._waiting = self.attempt.begin(name)
+        return self._waiting
+
     def write(self, sample: Sample) -> None:
         """Begin writing the main sample, and add the ``timings`` of the rollout to it."""
         until = self._tracer.now()
+        self._end_wait(until)
         if phases := self._phases(until):
             sample["extra_info"] = {**sample["extra_info"], "timings": self._timings(phases, until)}
         # The sample may wait for long, so only what the summary needs is kept of the rollout.
         self._let_go()
-        self._writing = self.attempt.begin("write")
+        self.wait("write")
 
     def end(self, *, is_last: bool = True) -> None:
         """End the trace: the sample is on the buffer's disk, or there is none. Not ``is_last``: another run follows."""
         until = self._tracer.now()
-        if self._writing is not None:
-            self._writing.end(until)
+        self._end_wait(until)
         self._end(self.ending, until, is_last=is_last)
         self._traces.forget(self)
+
+    def _end_wait(self, until: int) -> None:
+        if self._waiting is not None:
+            self._waiting.end(until)
 
     def _phases(self, until: int) -> dict[str, int]:
         turns = self._rollout.gateway_turns if self._rollout is not None else self._gateway_turns

@@ -35,6 +35,7 @@ COLOURS = {
     "queue": "#bab0ac",
     "admission": "#d8cfca",
     "hold": "#d6b4cd",
+    "group": "#eeca3b",
     "write": "#9d755d",
     "train": "#b5b9bf",
     "wait": "#e45756",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 CONTAINERS = frozenset({"attempt", "turn"})
 """Spans that only group others; their own time is not counted."""
 
-ENDINGS = frozenset({"reward_queue", "reward", "write", "retry"})
+ENDINGS = frozenset({"reward_queue", "reward", "group", "write", "retry"})
 """Phases that show that a rollout's last tool calls have ended, whatever the last turn called."""
 
 

@@ -31,6 +31,7 @@ PHASES = (
     "reward_queue",  # for a reward worker
     "reward",
     "retry",  # the pause after a failed attempt
+    "group",  # of a finished rollout, for the rest of its group
     "write",  # until the sample, or before it its group, is on the buffer's disk
 )
 """The phases of a rollout. A user's ``span("parse")`` adds a phase of that name."""

@@ -85,9 +85,11 @@ async def run_traced(
     rate: float = 1.0,
     meanwhile: Callable[[RecordedRun], Any] | None = None,
     kind: Any = RecordedRun,
+    group_size: int = 1,
+    workers: Sequence[int] = (),
     **payload: Any,
 ) -> Any:
-    """A run with one rollout for each row, which is an instance, a prompt and what is to be done.
+    """A run with ``group_size`` rollouts for each row, which is an instance, a prompt and what is to be done.
 
     ``meanwhile`` is awaited while it runs; after it, the process is ended if it goes on.
     """
@@ -95,12 +97,12 @@ async def run_traced(
     generator = write_generator(folder / "tasks", source, "traced_generator.py")
     rows_file = folder / "rows.jsonl"
     rows_file.write_text("".join(f"{json.dumps({'instance_id': row, 'prompt': row})}\n" for row in rows))
-    buffer.plan |= {"group_size": 1}
+    buffer.plan |= {"group_size": group_size}
     payload = {
         "remote_engine_url": engine_url,
         "remote_buffer_url": buffer.url,
         "input_file": str(rows_file),
-        "num_repeat_per_sample": 1,
+        "num_repeat_per_sample": group_size,
         "num_process": 16,
         "run_id": RUN_ID,
         **payload,
@@ -108,7 +110,7 @@ async def run_traced(
     settings = TraceSettings(folder=str(run.trace_dir), run_id=RUN_ID, rate=rate)
     recorded = msgspec.structs.asdict(settings) if is_traced else None
     copy = copy_code(generator, folder / "run")
-    spec = RunSpec(str(copy), str(generator.parent), payload, trace=recorded)
+    spec = RunSpec(str(copy), str(generator.parent), payload, trace=recorded, workers=list(workers))
     run.report = await _ended(run, spec, meanwhile)
     run.samples = buffer.samples
     return run

@@ -1,6 +1,7 @@
 """What a run process records of what goes wrong, of threads, and of little: real processes and scripted engines."""
 
 import asyncio
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,34 @@ async def test_a_place_that_is_waited_for_is_queue(buffer, tmp_path: Path) -> No
     assert "queue" not in first.phases
     assert second.phases["queue"] / S >= 0.4
     assert second.started >= first.t + first.phases["decode"]
+
+
+@pytest.mark.parametrize("workers", [(), pytest.param((1,), marks=pytest.mark.soak)], ids=["alone", "worker"])
+async def test_a_finished_rollout_that_waits_for_its_group_is_group(buffer, tmp_path: Path, workers) -> None:
+    numbers = {"a": count(), "b": count()}
+
+    def script(call: ScriptedCall) -> Reply:
+        prompt = call.messages[0]["content"]
+        is_first = next(numbers[prompt]) == 0
+        return Reply(text="x", delay_s=0 if is_first else 0.5, hang=prompt == "b" and not is_first)
+
+    async def stop() -> None:
+        await buffer.wait_for(lambda: len(buffer.samples) == 2)
+        buffer.is_stopped = True
+        buffer.changed.notify()
+
+    buffer.plan["oversampling"] = {"groups_per_step": 1, "groups_begun": 2, "leftover": "defer"}
+    async with ScriptedEngine(script) as engine:
+        stopping = asyncio.create_task(stop())
+        run = await run_traced(buffer, tmp_path, PLAIN, engine.url, ["a", "b"], group_size=2, workers=workers)
+        await stopping
+    for instance in "ab":  # that of "b" was thrown away: the step had enough groups
+        held = max(run.summaries(instance), key=lambda each: each.phases.get("group", 0))
+        (waited,) = run.spans(held, "group")
+        assert waited.d >= 0.3 * S
+        assert held.phases["group"] == pytest.approx(waited.d, rel=0.01)
+        assert held.ending == {"a": "finished", "b": "aborted"}[instance]
+    assert all("group" in sample["extra_info"]["timings"] for sample in buffer.samples[:1])
 
 
 class FullBuffer(FakeBuffer):

@@ -27,6 +27,7 @@ from forebay.generators.rollouts.open_group import (
 from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import QueueWait, RolloutTrace, RolloutTraces
 from forebay.generators.rollouts.samples import Unbegun, failed_sample
+from forebay.telemetry.tracing.tracer import SpanHandle
 from forebay.workers.rollouts.orders import Done, JobState, Order, TraceLines, WorkerStatus
 
 
@@ -143,8 +144,10 @@ def begin_rollout(
 class MemberJob:
     """Runs the ordered rollouts and delivers the samples that get a slot. Used in the event loop of the user's code."""
 
-    def __init__(self, plan: Plan, parts: MemberParts, changes: WorkerChanges) -> None:
+    def __init__(self, plan: Plan, parts: MemberParts, changes: WorkerChanges, *, defers_groups: bool = False) -> None:
         self._plan, self._parts, self._changes = plan, parts, changes
+        self._wait_name = "group" if defers_groups else "write"
+        """The phase of a finished rollout until its samples get a slot."""
         self._clock = ActiveClock(SystemClock())
         self._hold = StepBarrier(clock=self._clock, engine_wait_s=parts.engine_wait_s)
         self._rollouts: dict[str, MemberRollout] = {}
@@ -204,12 +207,14 @@ class MemberJob:
         done = rollout.done(status)
         if not rollout.samples:
             rollout.trace.end(is_last=status != "broken")
-        elif self._hold.is_held:  # it might fill a group that the step does not need
-            self._tasks.start(self._wait_held(rollout))
+            return done
+        waiting = rollout.trace.wait(self._wait_name)
+        if self._hold.is_held:  # it might fill a group that the step does not need
+            self._tasks.start(self._wait_held(rollout, waiting))
         return done
 
-    async def _wait_held(self, rollout: MemberRollout) -> None:
-        with rollout.trace.attempt.begin("hold"):
+    async def _wait_held(self, rollout: MemberRollout, waiting: SpanHandle) -> None:
+        with rollout.trace.attempt.begin("hold", up=waiting):
             await self._hold.wait()
 
     async def _status(self, rollout: MemberRollout, task: "asyncio.Task[object]") -> str:

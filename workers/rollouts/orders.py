@@ -38,6 +38,8 @@ class JobOrder(_Part):
     addresses: list[tuple[str, str]]
     """Field and URL of each address that the worker must reach, if it may be on another machine."""
     state: JobState
+    defers_groups: bool = False
+    """Whether samples wait in the worker until their group is complete."""
 
 
 class Order(_Part):

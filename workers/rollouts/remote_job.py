@@ -195,6 +195,7 @@ class RemoteJob:
             num_reward_workers=self._share(self._around.num_reward_workers, number),
             addresses=self._addresses,
             state=self.state(),
+            defers_groups=plan.oversampling is not None and plan.oversampling.begun_per_step is not None,
         )
 
     def _share(self, total: int, number: int) -> int:

@@ -147,7 +147,7 @@ class RolloutWorker(Worker):
         unreached = await out_of_reach(order.addresses)
         loop = asyncio.get_running_loop()
         async with open_parts(share, self._changes.note_waiting) as parts:
-            job = MemberJob(plan, parts, self._changes)
+            job = MemberJob(plan, parts, self._changes, defers_groups=order.defers_groups)
             self._running = _Running(job, loop, parts.watch)
             passage.ready.set_result(unreached)
             try:

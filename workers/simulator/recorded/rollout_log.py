@@ -79,8 +79,8 @@ def is_whole(rollout: RolloutSummary) -> bool:
 
 def left_ns(rollout: RolloutSummary) -> int:
     """When its slot was free again; its sample may still have been in transit."""
-    written = sum(_spent(turn, "write") for turn in rollout.turns) or _spent(rollout, "write")
-    return max(rollout.started, rollout.end - written)
+    after = sum(_spent(turn, "group", "write") for turn in rollout.turns) or _spent(rollout, "group", "write")
+    return max(rollout.started, rollout.end - after)
 
 
 def busy_s(rollout: RolloutSummary) -> float:
