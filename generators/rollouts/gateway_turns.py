@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from forebay.telemetry.tracing.records import TurnSummary
 
-AROUND = ("environment", "agent", "tool")
+AROUND = ("environment", "agent", "tool", "starting")
 """Phases of an agent's time in the run process, which the gateway's more precise phases replace."""
 BETWEEN = ("agent", "tool")
 """The gateway's phases for time without calls, which the run process may have measured better."""

@@ -29,6 +29,7 @@ COLOURS = {
     "tool": "#f58518",
     "environment": "#ffbf79",
     "agent": "#b279a2",
+    "starting": "#dcc3d5",
     "reward": "#54a24b",
     "reward_queue": "#a5d49d",
     "retry": "#e45756",

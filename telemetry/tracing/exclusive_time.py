@@ -1,7 +1,7 @@
 """Exclusive time: at each moment, the open spans without open children share it equally, so that times add up.
 
 Works with any clock, in integer nanoseconds or seconds. Unmeasured time in a rollout is ``tool`` after a turn that
-called tools, else ``agent``.
+called tools, ``starting`` before the first turn, else ``agent``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,7 +91,7 @@ def _split(time: float, names: tuple[str, ...], shares: dict[str, float]) -> Non
 
 
 _Stretch = tuple[float, float, tuple[str, ...]]
-_TOOL, _AGENT = ("tool",), ("agent",)
+_TOOL, _AGENT, _STARTING = ("tool",), ("agent",), ("starting",)
 
 
 def _named(
@@ -117,7 +117,10 @@ def _named(
                         until = turn_end
                     if first < tools_end < until:
                         until = tools_end
-                shown = _TOOL if has_tools and turn_end <= first < tools_end else _AGENT
+                if number is None and ahead:
+                    shown = _STARTING
+                else:
+                    shown = _TOOL if has_tools and turn_end <= first < tools_end else _AGENT
             yield first, until, shown, number
             first = until
 

@@ -27,6 +27,7 @@ PHASES = (
     "decode",
     "tool",
     "environment",  # a sandbox, or an agent's process before its first call and after its last
+    "starting",  # before the first turn, if nothing else was measured
     "agent",  # between two turns, if nothing else was measured
     "reward_queue",  # for a reward worker
     "reward",

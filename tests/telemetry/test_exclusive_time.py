@@ -57,24 +57,24 @@ def test_turns_and_attempts_have_no_time_but_belong_to_what_is_around_them() -> 
 def test_what_nobody_measured_is_the_tools_after_a_turn_that_called_them() -> None:
     turns = (TurnInterval(0, 10, 20, has_tools=True), TurnInterval(1, 50, 60))
     found = shares(Interval("engine", 10, 20), Interval("engine", 50, 60), turns=turns)
-    assert found == {"agent": 10 + 40, "engine": 20, "tool": 30}
+    assert found == {"starting": 10, "agent": 40, "engine": 20, "tool": 30}
 
 
 def test_after_the_reward_nothing_is_a_tools_any_more() -> None:
     turns = (TurnInterval(0, 10, 20, has_tools=True),)
     found = shares(Interval("engine", 10, 20), Interval("reward", 50, 60), turns=turns)
-    assert found == {"agent": 10 + 40, "engine": 10, "tool": 30, "reward": 10}
+    assert found == {"starting": 10, "agent": 40, "engine": 10, "tool": 30, "reward": 10}
 
 
 def test_a_write_before_the_first_turn_ends_no_tool() -> None:
     turns = (TurnInterval(0, 10, 20, has_tools=True),)
     found = shares(Interval("write", 0, 5), Interval("engine", 10, 20), turns=turns, end=30)
-    assert found == {"write": 5, "agent": 5, "engine": 10, "tool": 10}
+    assert found == {"write": 5, "starting": 5, "engine": 10, "tool": 10}
 
 
 def test_within_a_turn_what_nobody_measured_is_the_agents() -> None:
     found = shares(Interval("engine", 10, 20), turns=(TurnInterval(0, 10, 40, has_tools=True),), end=50)
-    assert found == {"agent": 10 + 20, "engine": 10, "tool": 10}
+    assert found == {"starting": 10, "agent": 20, "engine": 10, "tool": 10}
 
 
 def test_what_reaches_into_the_next_turn_is_split_there() -> None:

@@ -83,7 +83,8 @@ def test_a_summary_tells_turns_tokens_and_phases_that_add_up(tmp_path: Path) -> 
     summary = attempt.summary(until=begun + 20 * second, instance=7, epoch=1, ending="finished", reward=math.nan)
     tracer.close()
     written = of_kind(tmp_path, "rollout")[0]
-    assert written["phases"] == {"queue": second, "agent": 3 * second, "engine": 12 * second, "tool": 4 * second}
+    shares = {"queue": 1, "starting": 1, "agent": 2, "engine": 12, "tool": 4}
+    assert written["phases"] == {name: share * second for name, share in shares.items()}
     assert sum(written["phases"].values()) == written["d"] == 20 * second
     assert [turn["d"] for turn in written["turns"]] == [10 * second, 8 * second]
     assert [sum(turn["phases"].values()) for turn in written["turns"]] == [10 * second, 8 * second]
