@@ -13,6 +13,7 @@ from dataclasses import replace
 from forebay.core.errors import InvalidInput
 from forebay.telemetry.analysis import completion, general_sentences
 from forebay.telemetry.analysis.findings import request_outliers, run_findings, step_findings
+from forebay.telemetry.analysis.lanes import CostliestSteps
 from forebay.telemetry.analysis.report import Finding, OutlierRequest, ProfileReport, StepSummary
 from forebay.telemetry.analysis.step_summary import summarise
 from forebay.telemetry.analysis.timeline import ProfileStep, Timeline
@@ -32,6 +33,7 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
     report = ProfileReport(source=timeline.source)
     found: list[Finding] = []
     what_ifs = WhatIfs()
+    costliest = CostliestSteps()
     steps: list[str] = []
     workers: set[str] = set()
     with _collector_paused():
@@ -42,12 +44,15 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
             workers.update(request.worker for request in each.requests)
             seen = each if worker is None else _only_worker(each, worker)
             summary = summarise(seen, whole=each)
-            found += _add_step(report, seen, summary)
+            own = _add_step(report, seen, summary)
+            found += own
             what_ifs.add(seen, summary)
+            costliest.add(seen, summary, own)
     _check_known("step", step, steps)
     _check_known("worker", worker, sorted(workers))
     _complete(report, timeline)
     _add_findings(report, found, what_ifs)
+    report.lanes = costliest.results()
     return report
 
 
