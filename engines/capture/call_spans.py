@@ -13,6 +13,10 @@ from forebay.telemetry.tracing.spans import SpanHandle
 AskLoad = Callable[[SpanHandle], Mapping[str, Any] | None]
 """The ``on_open`` callback of a span: returns the engine's current load."""
 
+MAX_TOOLS = 8
+"""Limit for the names of called tools that a turn records, and for the characters of each."""
+MAX_NAME = 64
+
 
 class CallSpan:
     """Span of one HTTP call to an engine, from before it is sent until its reply (or stream) is complete."""
@@ -84,7 +88,22 @@ def ended(span: SpanHandle) -> Iterator[None]:
 
 def end_turn(turn: SpanHandle, choices: Iterable[Turn], **at: Any) -> None:
     """End the span of a turn with these choices."""
+    choices = list(choices)
+    called = {name for choice in choices for name in _names(choice.reply.get("tool_calls"))}
+    # Only tools of the request, in its order: any other name is text of the reply.
+    tools = dict.fromkeys(name[:MAX_NAME] for choice in choices for name in _names(choice.tools) if name in called)
+    if tools:
+        at["tools"] = list(tools)[:MAX_TOOLS]
     turn.end(has_tools=any(choice.reply.get("tool_calls") for choice in choices), **at)
+
+
+def _names(tools: object) -> Iterator[str]:
+    """Names in the ``tools`` of a request or the ``tool_calls`` of a reply, which may have any shape."""
+    for each in tools if isinstance(tools, list) else ():
+        function = each.get("function") if isinstance(each, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str):
+            yield name
 
 
 def num_sampled(turn: Turn) -> int:

@@ -21,7 +21,7 @@ SKEW_NS = 1_000_000
 
 
 _OF_SUMMARY = ("uid", "instance", "epoch", "slot", "attempt", "step", "ending", "outcome", "reward", "reward_cpu_s")
-_OF_TURN = ("engine", "prompt", "cached", "sampled", "finish_reason", "has_tools", "versions")
+_OF_TURN = ("engine", "prompt", "cached", "sampled", "finish_reason", "has_tools", "tools", "versions")
 
 
 @dataclass(slots=True)

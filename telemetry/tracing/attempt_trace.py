@@ -75,8 +75,8 @@ class AttemptTrace(Scope):
     ) -> SpanHandle:
         """The span of one turn, for a ``with``. Spans in its context, and those until the next turn, belong to it.
 
-        The attributes ``engine``, ``prompt``, ``cached``, ``sampled``, ``finish_reason``, ``has_tools`` and
-        ``versions`` go into the summary. Missing ones are taken from its ``engine`` spans.
+        The attributes ``engine``, ``prompt``, ``cached``, ``sampled``, ``finish_reason``, ``has_tools``,
+        ``tools`` and ``versions`` go into the summary. Missing ones are taken from its ``engine`` spans.
         """
         begun = begun or self._recorder.now()
         handle = self._opened("turn", id or new_span_id(), self._place(up, None)[0], number, begun, at)
@@ -172,7 +172,15 @@ class AttemptTrace(Scope):
         return TurnSummary(t=turn.begun, d=sum(phases.values()), phases=phases, **known)
 
 
-_TURN_FIELDS = {"engine": str, "prompt": int, "cached": int, "sampled": int, "finish_reason": str, "versions": list}
+_TURN_FIELDS = {
+    "engine": str,
+    "prompt": int,
+    "cached": int,
+    "sampled": int,
+    "finish_reason": str,
+    "tools": list,
+    "versions": list,
+}
 
 
 def _field(at: dict[str, Any], name: str) -> Any:

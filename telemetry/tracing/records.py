@@ -132,6 +132,8 @@ class TurnSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
     sampled: int = 0
     finish_reason: str = ""
     has_tools: bool = False
+    tools: list[str] = []
+    """Names of the request's tools that the reply called, at most eight."""
     versions: list[str] = []
     phases: dict[str, int] = {}
     """Exclusive nanoseconds; they add up to ``d``."""

@@ -129,9 +129,11 @@ async def test_the_engine_gets_the_traceparent_of_its_call(stage: Stage, traced:
 async def test_the_record_of_a_rollout_has_its_turns_and_the_gateway_writes_no_summary(
     stage: Stage, traced: Traced
 ) -> None:
-    stage(lambda call: Reply(tool_calls=[TOOL]) if call.prompt == USER["content"] else PLANTED)
+    canary = {**TOOL, "function": {"name": "canary", "arguments": "{}"}}
+    stage(lambda call: Reply(tool_calls=[TOOL, canary, TOOL]) if call.prompt == USER["content"] else PLANTED)
     rollout = await traced.open()
-    await rollout.chat()
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("multiply", "add")]
+    await rollout.chat(tools=tools)
     began_ns = time.monotonic_ns()
     await asyncio.sleep(0.2)  # a tool of the agent's
     waited_ns = time.monotonic_ns() - began_ns
@@ -139,6 +141,7 @@ async def test_the_record_of_a_rollout_has_its_turns_and_the_gateway_writes_no_s
     record = await traced.close(rollout)
     first, second = record["trace"]["turns"]
     assert (first["has_tools"], first["finish_reason"], second["finish_reason"]) == (True, "tool_calls", "stop")
+    assert (first["tools"], second.get("tools")) == (["add"], None), "a name that the model made up is text"
     assert first["t"] + first["d"] == second["t"]
     for turn in (first, second):
         assert sum(turn["phases"].values()) == turn["d"]

@@ -222,7 +222,7 @@ def test_spans_of_user_code_have_their_attributes_and_their_turn(recorded: Recor
 
 def test_tools_are_measured_and_what_follows_tool_calls_is_theirs(recorded: Recorded) -> None:
     summary = recorded.summary("tools")
-    assert [turn.has_tools for turn in summary.turns] == [True, False]
+    assert [(turn.has_tools, turn.tools) for turn in summary.turns] == [(True, ["lookup"]), (False, [])]
     assert summary.turns[0].finish_reason == "tool_calls"
     (tool,) = recorded.spans(summary, "tool")
     assert tool.at == {"tool": "lookup"}
