@@ -46,12 +46,13 @@ def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], 
         ending, begin = "aborted", max(begin, window[0])
         end = max(begin, min(abort.end, window[1]))
     facts = complete.info if complete else {}
+    known = [(line, line.info) for line in lines if line is not complete]
     worker = (complete or lines[0]).worker
     timings = [timing for timing in facts.get("turn_timings") or [] if isinstance(timing, dict)]
-    turns = _turns(begin, end, lines, timings, worker)
+    turns = _turns(begin, end, known, timings, worker)
     events = [
-        VerlEvent(line.begin, line.end, depth_of(line.event), phase_of(line.event), line.info)
-        for line in lines
+        VerlEvent(line.begin, line.end, depth_of(line.event), phase_of(line.event), info)
+        for line, info in known
         if line.d and is_leaf(line.event)
     ]
     summary = RolloutSummary(
@@ -88,18 +89,18 @@ def own_times(events: Iterable[VerlEvent]) -> Iterator[tuple[VerlEvent, int, int
 
 
 def _turns(
-    begin: int, end: int, lines: list[VerlLine], timings: list[dict[str, Any]], worker: str
+    begin: int, end: int, known: list[tuple[VerlLine, dict[str, Any]]], timings: list[dict[str, Any]], worker: str
 ) -> list[TurnSummary]:
     """Turns by number. Each lasts until the next begins, the last one until the request ends."""
     begins: dict[int, int] = {}
     facts: dict[int, dict[str, Any]] = {}
-    for line in lines:
-        number = number_of(line.info, "turn")
+    for line, info in known:
+        number = number_of(info, "turn")
         if number is None or not line.event.startswith("turn_"):
             continue
         turn = int(number)
         begins[turn] = min(begins.get(turn, line.begin), line.begin)
-        facts.setdefault(turn, {}).update(line.info)
+        facts.setdefault(turn, {}).update(info)
     at = begin
     for position, timing in enumerate(timings):
         number = number_of(timing, "turn")

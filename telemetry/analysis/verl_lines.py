@@ -9,9 +9,10 @@ import json
 import math
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -98,8 +99,13 @@ class VerlLine:
     d: int | None
     worker: str
     request_id: str
-    info: dict[str, Any] = field(default_factory=dict)
-    """``extra``, and the unknown keys of the top level."""
+    extra: bytes
+    """JSON of ``extra`` and of unknown keys of the top level, which takes less memory than objects."""
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """``extra``, decoded each time."""
+        return _decode(self.extra)
 
     @property
     def begin(self) -> int:
@@ -116,7 +122,7 @@ def read_lines(path: Path, worker: str, on_bad_line: OnBadLine) -> Iterator[Verl
         if not raw.strip():
             continue
         try:
-            yield _line(_decode(raw), worker)
+            yield _usual_line(raw, worker) or _line(_decode(raw), worker)
         except ValueError as error:
             on_bad_line(str(path), number, str(error))
 
@@ -149,6 +155,41 @@ def _lenient(raw: bytes) -> object:
         raise ValueError("not a complete line of JSON") from None
 
 
+class _Usual(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys that nearly all lines have. Decoding only these takes half the time."""
+
+    event: str
+    timestamp: str | float
+    duration_sec: float | None = None
+    extra: msgspec.Raw = msgspec.Raw(b"{}")
+    workid: int | str = ""
+    step: int | None = None
+
+
+class _Ids(msgspec.Struct):
+    request_id: str = ""
+    req_id: None = None
+    rid: None = None
+
+
+_decode_usual = msgspec.json.Decoder(_Usual).decode
+_decode_ids = msgspec.json.Decoder(_Ids).decode
+
+
+def _usual_line(raw: bytes, worker: str) -> VerlLine | None:
+    """The line, if it has no other keys and no errors."""
+    try:
+        line = _decode_usual(raw)
+        ids = _decode_ids(line.extra)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not line.event or not raw.isascii():
+        return None
+    worker = str(line.workid) if line.workid != "" else worker
+    times = _moment(line.timestamp), _duration(line.duration_sec)
+    return VerlLine(intern(line.event), *times, _plain(worker), intern(ids.request_id), bytes(line.extra))
+
+
 def _line(raw: dict[str, Any], worker: str) -> VerlLine:
     event = raw.get("event")
     if not isinstance(event, str) or not event:
@@ -156,14 +197,13 @@ def _line(raw: dict[str, Any], worker: str) -> VerlLine:
     extra = raw.get("extra")
     info = {key: value for key, value in raw.items() if key not in _KNOWN}
     info |= extra if isinstance(extra, dict) else {}
-    return VerlLine(
-        event,
-        _moment(raw.get("timestamp")),
-        _duration(raw.get("duration_sec")),
-        _first(raw, _WORKER_KEYS, worker).removeprefix("worker_"),
-        _first(info, _REQUEST_KEYS, ""),
-        info,
-    )
+    times = _moment(raw.get("timestamp")), _duration(raw.get("duration_sec"))
+    worker, request_id = _first(raw, _WORKER_KEYS, worker), _first(info, _REQUEST_KEYS, "")
+    return VerlLine(intern(event), *times, _plain(worker), intern(request_id), msgspec.json.encode(info))
+
+
+def _plain(worker: str) -> str:
+    return intern(worker.removeprefix("worker_"))
 
 
 def _first(values: dict[str, Any], keys: tuple[str, ...], default: str) -> str:

@@ -53,7 +53,7 @@ class VerlLog:
     def attempts(self) -> Iterator[list[Attempt]]:
         """For each step, the attempts of its requests, without data used only in reports."""
         for _, lines in self._read():
-            yield lines.attempts()
+            yield list(lines.attempts())
 
     def _read(self) -> "Iterator[tuple[int, _StepLines]]":
         self.problems, self.notes = BadLines(), []
@@ -108,9 +108,11 @@ class _StepLines:
         self.by_request: dict[str, list[VerlLine]] = defaultdict(list)
         self.by_worker: dict[str, list[VerlLine]] = defaultdict(list)
         self.totals: list[VerlLine] = []
+        self._workers: set[str] = set()
         self._begin, self._end = 1 << 63, 0
 
     def add(self, line: VerlLine) -> None:
+        self._workers.add(line.worker)
         self._begin, self._end = min(self._begin, line.begin), max(self._end, line.end)
         if line.event == STEP_TOTAL and line.d is not None:
             self.totals.append(line)
@@ -123,7 +125,7 @@ class _StepLines:
             self.by_worker[line.worker].append(line)
 
     def as_step(self, name: str) -> ProfileStep:
-        """The step as a report needs it."""
+        """The step as a report needs it. Forgets the lines of its requests."""
         begin, end = self._bounds()
         step = ProfileStep(name, begin * NS, end * NS)
         step.requests = [request_of([attempt]) for attempt in self.attempts()]
@@ -139,21 +141,19 @@ class _StepLines:
         step.length_cap = max((each.sampled_tokens for each in step.requests if each.is_capped), default=0) or None
         return step
 
-    def attempts(self) -> list[Attempt]:
-        """One attempt for each request."""
+    def attempts(self) -> Iterator[Attempt]:
+        """One attempt for each request, whose lines are forgotten."""
         has_ends = any(line.event == COMPLETE for own in self.by_request.values() for line in own)
-        requests = list(self._requests())
-        windows = {worker: self._window(worker) for worker in {own[0].worker for _, own in requests}}
-        return [
-            attempt_of(request_id, own, windows[own[0].worker], has_ends)
-            for request_id, own in requests
+        windows = {worker: self._window(worker) for worker in self._workers}
+        for request_id, own in self._requests():
             # A worker's file may contain only the filled slot of an aborted request.
-            if any(not line.event.endswith(PADDING) for line in own)
-        ]
+            if any(not line.event.endswith(PADDING) for line in own):
+                yield attempt_of(request_id, own, windows[own[0].worker], has_ends)
 
     def _requests(self) -> Iterator[tuple[str, list[VerlLine]]]:
         """Each request with its lines. An id that ended at several workers names a request of each."""
-        for request_id, own in self.by_request.items():
+        for request_id in list(self.by_request):
+            own = self.by_request.pop(request_id)
             workers = dict.fromkeys(line.worker for line in own if line.event == COMPLETE)
             if len(workers) < 2:
                 yield request_id, own
