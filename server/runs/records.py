@@ -18,6 +18,7 @@ from forebay.server.runs.gateway_registration import RunGateway, is_captured
 from forebay.server.runs.input_files import InputFiles, num_bytes_of
 from forebay.server.runs.process import ProcessOutcome
 from forebay.server.tracing.run_traces import RunTraces
+from forebay.server.tracing.shared_engines import SharedEngineRecords
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class RunRecords:
         self._gateway = gateway
         self._own_url = own_url
         self._traces = traces
+        self._shared = SharedEngineRecords(traces)
         self._files = files
 
     async def launch_payload(self, run_id: str) -> dict[str, Any]:
@@ -126,9 +128,14 @@ class RunRecords:
         return self._traces.process_settings(self._buffer.get(run_id).run)
 
     def note_process(self, run_id: str, what: Literal["started", "ended", "failed", "restarted"]) -> None:
-        """Record a change of the run's process in its trace."""
+        """Record a change of the run's process in its trace, and in those of runs with the same engines."""
+        engines = list[str]()
         with suppress(RunNotFound):
-            self._buffer.get(run_id).buffer.changes.process_changed(what)
+            entry = self._buffer.get(run_id)
+            entry.buffer.changes.process_changed(what)
+            if what in ("started", "restarted"):
+                engines = engine_urls(entry.run.payload)
+        self._shared.note(run_id, engines)
 
     async def expect_repeats(self, run_id: str) -> None:
         """Prepare for a new process after one that died; only our base knows which samples the first one wrote."""

@@ -250,6 +250,16 @@ class Weights(_Record, tag="weights"):
     version: int | None = None
 
 
+class SharedEngines(_Record, tag="shared"):
+    """The server's other runs that use the same engines have changed."""
+
+    t: int
+    engines: list[str] = []
+    """The engines that are shared from now on; empty if none is."""
+    runs: list[str] = []
+    """Ids of the other runs."""
+
+
 class LoopStall(_Record, tag="loop"):
     """A blocked event loop."""
 
@@ -293,6 +303,7 @@ Record = (
     | Read
     | BatchChange
     | Weights
+    | SharedEngines
     | LoopStall
     | ProcessChange
     | Dropped

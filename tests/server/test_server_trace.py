@@ -15,6 +15,7 @@ from forebay.telemetry.tracing.records import (
     LoopStall,
     ProcessChange,
     Read,
+    SharedEngines,
     Span,
     Weights,
 )
@@ -42,6 +43,24 @@ def run_rollout(data):
 
 def now_ns() -> int:
     return time.time_ns()
+
+
+def test_runs_that_use_the_same_engine_are_recorded_in_each_of_them(server: ServerProcess) -> None:
+    engine, other = "http://127.0.0.1:9", "http://127.0.0.1:10"
+    one = server.start_run(remote_engine_url=f"http://user:canary@127.0.0.1:9/v1,{other}")
+    alone = server.start_run(remote_engine_url="http://127.0.0.1:11")
+    one.wait_for_state("running")
+    assert not of_kind(one, SharedEngines)
+    two = server.start_run(remote_engine_url=engine)
+    assert [(each.engines, each.runs) for each in (first(one, SharedEngines), first(two, SharedEngines))] == [
+        ([engine], [two.run_id]),
+        ([engine], [one.run_id]),
+    ]
+    server.client.post(f"{two.path}/stop").raise_for_status()
+    last = poll_until(lambda: of_kind(one, SharedEngines)[1:])
+    assert [(each.engines, each.runs) for each in last] == [([], [])]
+    assert len(of_kind(two, SharedEngines)) == 2
+    assert not of_kind(alone, SharedEngines)
 
 
 def test_a_group_is_recorded_in_each_of_its_states(server: ServerProcess) -> None:
