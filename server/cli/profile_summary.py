@@ -9,9 +9,9 @@ from forebay.server.cli.output import VisibleTable, columns_table, show_table
 from forebay.telemetry.analysis.compare import compare
 from forebay.telemetry.analysis.report import Finding, ProfileReport, StepSummary
 from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text, share_text
-from forebay.telemetry.render.charts import turn_text
-from forebay.telemetry.render.sections import where_text
-from forebay.telemetry.render.selection import ranked
+from forebay.telemetry.render.sections import NO_FINDING, facts_text, lost_share, where_text
+from forebay.telemetry.render.tails import tail_sentence
+from forebay.telemetry.render.timelines import turn_text
 from forebay.telemetry.visible_text import visible
 
 MOST_FINDINGS = 10
@@ -23,11 +23,11 @@ MOST_PROBLEMS = 3
 def show_summary(console: Console, report: ProfileReport, others: Sequence[ProfileReport] = ()) -> None:
     """Print the summary of a report, and what differs in ``others``."""
     _line(console, report.source, style="bold")
-    facts = [counted(report.num_steps, "step"), counted(report.num_requests, "request"), seconds_text(report.total_s)]
-    _line(console, " · ".join(facts), style="dim")
+    _line(console, facts_text(report), style="dim")
     console.print()
     _show_findings(console, report)
-    for sentence in report.sentences:
+    console.print()
+    for sentence in filter(None, (tail_sentence(report.curves), *report.sentences)):
         _line(console, sentence)
     if report.steps:
         console.print()
@@ -47,16 +47,16 @@ def _line(console: Console, text: str, style: str = "") -> None:
 
 def _show_findings(console: Console, report: ProfileReport) -> None:
     if not report.findings:
-        _line(console, "Nothing cost as much as 5 % of a step.", style="green")
+        _line(console, NO_FINDING, style="green")
         return
     # The sentence and its location take the rest of the line, and fold within it.
     table = VisibleTable(box=None, padding=(0, 2, 0, 0))
     table.add_column("lost", justify="right", no_wrap=True, style="bold red")
     table.add_column("share", justify="right", no_wrap=True)
     table.add_column("what happened", overflow="fold")
-    findings = ranked(report)
+    findings = report.findings
     for finding in findings[:MOST_FINDINGS]:
-        table.add_row(seconds_text(finding.seconds), share_text(finding.share), _sentence(finding))
+        table.add_row(seconds_text(finding.seconds), lost_share(finding), _sentence(finding))
     console.print(table, markup=False)
     if len(findings) > MOST_FINDINGS:
         _line(console, f"and {counted(len(findings) - MOST_FINDINGS, 'finding')} more", style="dim")

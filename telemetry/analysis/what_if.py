@@ -17,8 +17,9 @@ CAP_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Shares of the cap, or of the longest answer if no cap is known."""
 WAIT_SHARES = (0.99, 0.95, 0.9, 0.8)
 _FEW = 0.05
+"""Share of the answers, apart from rounding."""
 _GAINS = 0.01
-"""Share of the mean step. A lower cap must save more than this beyond the next higher one to be worthwhile."""
+"""Share of the mean step. A choice must save more than this, and a lower cap more than the next higher one."""
 
 
 @dataclass(slots=True)
@@ -88,29 +89,36 @@ class WhatIfs:
         ]
 
     def sentences(self) -> list[str]:
-        """The cap that saves most while cutting few answers, and the lowest one that still saves time."""
-        if not self._num_steps or not self._caps:
+        """What saves most while costing few answers: a cap, or waiting for fewer; the lowest cap that saves time."""
+        if not self._num_steps:
             return []
-        mean_s = self._seconds / self._num_steps
-        saved = [(cap, self._by_cap[cap].saved_s / self._num_steps) for cap in self._caps]
-        best, best_s = saved[0]
-        few = [(saved_s, cap) for cap, saved_s in saved if self._by_cap[cap].num_cut <= _FEW * self._num_answers]
+        caps = [(f"max_tokens {cap}", "cut", total) for cap, total in self._by_cap.items()]
+        waits = [
+            (f"Waiting for {share_text(share)} of the requests", "thrown away", total)
+            for share, total in self._by_share.items()
+        ]
         found = []
-        for (_, before_s), (cap, saved_s) in pairwise(saved):
-            if saved_s - before_s > _GAINS * mean_s:
-                best, best_s = cap, saved_s
-        if few and max(few)[0] > _GAINS * mean_s:
-            found.append(self._would_have_saved(max(few)[1], mean_s) + ".")
-        if best_s > _GAINS * mean_s and best != saved[-1][0]:
-            found.append(self._would_have_saved(best, mean_s) + "; a lower cap saves no more.")
+        for choices in (caps, waits):
+            few = [each for each in choices if each[2].num_cut <= _FEW * self._num_answers + self._num_steps / 2]
+            best = max(few, key=lambda each: each[2].saved_s, default=None)
+            if best is not None and self._gains(best[2].saved_s):
+                found.append(f"{self._would_have_saved(*best)}.")
+        if not found:
+            price = f"{share_text(_GAINS)} of a step at the price of {share_text(_FEW)} of the answers"
+            found.append(f"Neither a lower max_tokens nor waiting for fewer requests would have saved {price}.")
+        pairs = pairwise([*caps[::-1], ("", "", _Sum())])
+        lowest = next((low for low, high in pairs if self._gains(low[2].saved_s - high[2].saved_s)), None)
+        if lowest is not None and lowest != caps[-1]:
+            found.append(f"{self._would_have_saved(*lowest)}; a lower cap saves no more.")
         return found
 
-    def _would_have_saved(self, cap: int, mean_s: float) -> str:
-        total = self._by_cap[cap]
-        saved_s = total.saved_s / self._num_steps
-        text = f"max_tokens {cap} would have saved {seconds_text(saved_s)} a step ({share_text(saved_s / mean_s)}) and "
-        cut = share_text(total.num_cut / self._num_answers)
-        return text + f"cut {total.num_cut} of {self._num_answers} answers ({cut})"
+    def _gains(self, seconds: float) -> bool:
+        return seconds > _GAINS * self._seconds
+
+    def _would_have_saved(self, what: str, cut: str, total: _Sum) -> str:
+        saved = f"{seconds_text(total.saved_s / self._num_steps)} a step ({share_text(total.saved_s / self._seconds)})"
+        answers = f"{total.num_cut} of {self._num_answers} answers ({share_text(total.num_cut / self._num_answers)})"
+        return f"{what} would have saved {saved} and {cut} {answers}"
 
 
 def kept(number: int, share: float) -> int:

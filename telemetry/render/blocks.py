@@ -9,15 +9,21 @@ Chart = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class LinkCell:
-    """A table cell that links to a place on the page."""
+class RichCell:
+    """A table cell that links to a place on the page, or is marked as the worst of its column."""
 
     text: str
     anchor: str = ""
     """The target of the link; "" if it is not shown."""
+    is_worst: bool = False
 
 
-Cell = str | LinkCell
+Cell = str | RichCell
+
+
+def text_of(cell: Cell) -> str:
+    """The text of a cell."""
+    return cell.text if isinstance(cell, RichCell) else cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,7 @@ class TableBlock:
 
 def known_columns(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> TableBlock:
     """A table of the columns that have any value. A log need not contain them all."""
-    known = [index for index in range(len(headers)) if index == 0 or any(row[index] != "-" for row in rows)]
+    known = [index for index in range(len(headers)) if index == 0 or any(text_of(row[index]) != "-" for row in rows)]
     return TableBlock([headers[index] for index in known], [[row[index] for index in known] for row in rows])
 
 

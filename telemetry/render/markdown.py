@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from forebay.telemetry.analysis.report import ProfileReport
-from forebay.telemetry.render.blocks import Block, Cell, FoldBlock, LinkCell, ParagraphBlock, TableBlock
+from forebay.telemetry.render.blocks import Block, Cell, FoldBlock, ParagraphBlock, RichCell, TableBlock
 from forebay.telemetry.render.sections import facts_text, sections_of
 from forebay.telemetry.visible_text import visible
 
@@ -41,8 +41,13 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _row(cells: Sequence[Cell]) -> str:
-    texts = (cell.text if isinstance(cell, LinkCell) else cell for cell in cells)
-    return f"| {' | '.join(map(_text, texts))} |"
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, RichCell):
+        return f"**{_text(cell.text)}**" if cell.is_worst else _text(cell.text)
+    return _text(cell)
 
 
 def _text(text: str) -> str:

@@ -22,10 +22,11 @@ from forebay.telemetry.render.blocks import (
     Chart,
     FigureBlock,
     FoldBlock,
-    LinkCell,
     PageSection,
     ParagraphBlock,
+    RichCell,
     TableBlock,
+    text_of,
 )
 from forebay.telemetry.render.sections import facts_text, sections_of
 from forebay.telemetry.visible_text import visible
@@ -162,10 +163,12 @@ def _table(table: TableBlock) -> Iterator[str]:
 
 
 def _is_number(cell: Cell) -> bool:
-    return isinstance(cell, str) and len(cell) <= 12 and (cell[:1].isdigit() or cell == "-")
+    text = text_of(cell)
+    return len(text) <= 12 and (text[:1].isdigit() or text == "-")
 
 
 def _cell(cell: Cell) -> str:
-    if isinstance(cell, LinkCell) and cell.anchor:
-        return f'<a href="#{cell.anchor}">{_text(cell.text)}</a>'
-    return _text(cell.text if isinstance(cell, LinkCell) else cell)
+    text = _text(text_of(cell))
+    if isinstance(cell, RichCell) and cell.is_worst:
+        return f"<strong>{text}</strong>"
+    return f'<a href="#{cell.anchor}">{text}</a>' if isinstance(cell, RichCell) and cell.anchor else text

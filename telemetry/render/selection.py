@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from forebay.telemetry.analysis.report import Finding, ProfileReport
-from forebay.telemetry.render.blocks import Cell, LinkCell
+from forebay.telemetry.analysis.report import ProfileReport
+from forebay.telemetry.render.blocks import Cell, RichCell
 
 MOST_STEPS = 60
 """Limit of steps shown individually. Pictures and tables over all steps include the others."""
@@ -24,12 +24,12 @@ class ReportSelection:
 
     def link(self, text: str, *, step: str = "", request: str = "") -> Cell:
         """``text`` with a link to the request, else to the step, else without a link."""
-        return LinkCell(text, self.requests.get(request) or self.steps.get(step, ""))
+        return RichCell(text, self.requests.get(request) or self.steps.get(step, ""))
 
 
 def chosen(report: ProfileReport) -> ReportSelection:
     """Select the steps and requests of greatest interest."""
-    named = [finding.path.step for finding in ranked(report)] + [each.step for each in report.outliers]
+    named = [finding.path.step for finding in report.findings] + [each.step for each in report.outliers]
     slowest = sorted(report.steps, key=lambda step: (not step.is_outlier, -step.seconds))
     wanted = dict.fromkeys([*(name for name in named if name), *(step.name for step in slowest)])
     names = set(list(wanted)[:MOST_STEPS])
@@ -39,8 +39,3 @@ def chosen(report: ProfileReport) -> ReportSelection:
     return ReportSelection(
         {name: f"step-{index}" for index, name in enumerate(in_order)}, requests, next(iter(wanted), "")
     )
-
-
-def ranked(report: ProfileReport) -> list[Finding]:
-    """The findings, most expensive first."""
-    return sorted(report.findings, key=lambda finding: -finding.seconds)

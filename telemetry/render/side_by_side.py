@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from forebay.telemetry.analysis.compare import compare
 from forebay.telemetry.analysis.report import ComparedRun, ProfileReport, ReportComparison
 from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text, share_text
-from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, PageSection, ParagraphBlock, TableBlock
+from forebay.telemetry.render.panels import Panel, panel_figures
 
 PICTURES = {
     "seconds": ("Duration of each step", "seconds", 1),
@@ -38,8 +38,8 @@ def compared(reports: Sequence[ProfileReport]) -> PageSection:
     found = compare(reports)
     blocks: list[Block] = [
         *(ParagraphBlock(sentence) for sentence in found.sentences),
-        TableBlock(("", *(run.name for run in found.runs)), [*_overall(found.runs), _findings(reports)]),
         *_pictures(found),
+        TableBlock(("", *(run.name for run in found.runs)), [*_overall(found.runs), _findings(reports)]),
         *_steps(found),
         TableBlock(("phase", *(run.name for run in found.runs)), _shares(reports)),
     ]
@@ -61,21 +61,18 @@ def _overall(runs: Sequence[ComparedRun]) -> list[list[Cell]]:
 
 
 def _findings(reports: Sequence[ProfileReport]) -> list[Cell]:
-    first = [max(each.findings, key=lambda finding: finding.seconds, default=None) for each in reports]
-    return ["costliest finding", *(finding.sentence if finding else "-" for finding in first)]
+    return ["costliest finding", *(each.findings[0].sentence if each.findings else "-" for each in reports)]
 
 
-def _pictures(found: ReportComparison) -> list[Block]:
-    blocks: list[Block] = []
+def _pictures(found: ReportComparison) -> list[FigureBlock]:
+    panels = []
     for field, (title, unit, factor) in PICTURES.items():
-        lines: dict[str, dict[str, float | None]] = {run.name: {} for run in found.runs}
-        for step in found.steps:
-            for run, figures in zip(found.runs, step.runs, strict=True):
-                value = None if figures is None else getattr(figures, field)
-                lines[run.name][step.name] = None if value is None else factor * value
-        if any(value is not None for line in lines.values() for value in line.values()):
-            blocks.append(FigureBlock(f"compared_{field}", title, charts.runs_over_steps(lines, unit)))
-    return blocks
+        lines: dict[str, list[float | None]] = {}
+        for place, run in enumerate(found.runs):
+            values = [None if (own := step.runs[place]) is None else getattr(own, field) for step in found.steps]
+            lines[run.name] = [None if value is None else factor * value for value in values]
+        panels.append(Panel(title, unit, lines))
+    return panel_figures("compared", "Step by step", [step.name for step in found.steps], panels)
 
 
 def _steps(found: ReportComparison) -> list[Block]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from forebay.telemetry.analysis.report import CompletionCurve, PathPart, ProfileReport, StepSummary
+from forebay.telemetry.analysis.report import PathPart, ProfileReport, StepSummary
 from forebay.telemetry.analysis.robust import longest
-from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text
-from forebay.telemetry.render import charts
-from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, LinkCell, PageSection, ParagraphBlock, TableBlock
-from forebay.telemetry.render.charts import turn_text
+from forebay.telemetry.numbers import counted, percent_text, seconds_text
+from forebay.telemetry.render import charts, timelines
+from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, PageSection, ParagraphBlock, RichCell, TableBlock
 from forebay.telemetry.render.selection import ReportSelection
 from forebay.telemetry.render.tails import curve_table, gap_table, outlier_table, points_per_curve
+from forebay.telemetry.render.timelines import turn_text
 
 MOST_PARTS = 200
 """Limit of parts shown of a critical path: the longest."""
@@ -20,10 +20,12 @@ ALL_WORKERS = "all workers"
 def step_section(report: ProfileReport, step: StepSummary, shown: ReportSelection) -> PageSection:
     """The section with everything about one step."""
     anchor = shown.steps[step.name]
-    blocks: list[Block] = [ParagraphBlock(_as_text(step))]
-    blocks += _critical_path(step, anchor, shown.requests)
-    blocks += _workers(report, step, anchor)
-    blocks += _completion(report, step, anchor)
+    blocks: list[Block] = [
+        *_lanes(report, step, anchor),
+        ParagraphBlock(_as_text(step)),
+        *_critical_path(step, anchor, shown.requests),
+        *_completion(report, step, anchor),
+    ]
     own = [each for each in report.outliers if each.step == step.name]
     if own:
         costly = sorted(own, key=lambda each: -each.beyond_s)[:MOST_WORKERS]
@@ -31,6 +33,16 @@ def step_section(report: ProfileReport, step: StepSummary, shown: ReportSelectio
     if step.phase_shares:
         blocks.append(_phases(step))
     return PageSection(anchor, f"Step {step.name}", blocks, is_step=True, is_first=step.name == shown.first_step)
+
+
+def _lanes(report: ProfileReport, step: StepSummary, anchor: str) -> list[Block]:
+    own = next((lanes for lanes in report.lanes if lanes.step == step.name), None)
+    if own is None:
+        return []
+    title = "Its requests over time"
+    if len(own.lanes) < own.num_requests:
+        title += f": {len(own.lanes)} of {own.num_requests:,}, with the last and the slowest"
+    return [FigureBlock(f"lanes-{anchor}", title, timelines.step_lanes(own, step))]
 
 
 def _as_text(step: StepSummary) -> str:
@@ -50,7 +62,7 @@ def _critical_path(step: StepSummary, anchor: str, requests: Mapping[str, str]) 
     kept = longest(parts, MOST_PARTS, lambda part: part.seconds)
     total = seconds_text(sum(part.seconds for part in parts))
     blocks: list[Block] = [
-        FigureBlock(f"critical_path-{anchor}", f"What the step waited for ({total})", charts.critical_path(kept)),
+        FigureBlock(f"critical_path-{anchor}", f"What the step waited for ({total})", timelines.critical_path(kept)),
         TableBlock(("from", "lasted", "event", "group", "request", "turn"), _path_rows(step, kept, requests)),
     ]
     if len(kept) < len(parts):
@@ -65,45 +77,22 @@ def _path_rows(step: StepSummary, parts: Sequence[PathPart], requests: Mapping[s
             seconds_text(part.seconds),
             part.path.event,
             part.path.group,
-            LinkCell(part.path.request, requests.get(part.path.request, "")),
+            RichCell(part.path.request, requests.get(part.path.request, "")),
             turn_text(part.path.turn) or "-",
         ]
         for part in parts
     ]
 
 
-def _curves(report: ProfileReport, step: StepSummary) -> dict[str, CompletionCurve]:
-    own = [curve for curve in report.curves if curve.step == step.name]
-    return {curve.worker or ALL_WORKERS: curve for curve in own}
-
-
-def _workers(report: ProfileReport, step: StepSummary, anchor: str) -> list[Block]:
-    curves = _curves(report, step)
-    names = list(dict.fromkeys([*step.requests_by_worker, *step.barrier_s]))[:MOST_WORKERS]
-    if len(names) < 2:
-        return []
-    barrier = [step.barrier_s.get(name, 0.0) for name in names]
-    busy = [curves[name].ends_s[-1] if name in curves and curves[name].ends_s else 0.0 for name in names]
-    rows = [
-        (name, number_text(step.requests_by_worker.get(name)), seconds_text(at_work or None), seconds_text(waited))
-        for name, at_work, waited in zip(names, busy, barrier, strict=True)
-    ]
-    chart = charts.workers(names, busy, barrier)
-    return [
-        FigureBlock(f"per_step_all_workers-{anchor}", "Workers, at work and at the barrier", chart),
-        TableBlock(("worker", "requests", "last one ended after", "waited at the barrier"), rows),
-    ]
-
-
 def _completion(report: ProfileReport, step: StepSummary, anchor: str) -> list[Block]:
-    curves = _curves(report, step)
+    curves = {curve.worker or ALL_WORKERS: curve for curve in report.curves if curve.step == step.name}
     if not curves:
         return []
     gaps = [gap for gap in report.gaps if gap.step == step.name]
     chart = charts.completion(curves, gaps, most=points_per_curve(report))
     blocks: list[Block] = [
         FigureBlock(f"req_analysis_and_cdf-{anchor}", "When its requests end, by worker", chart),
-        curve_table(list(curves.items())[:MOST_WORKERS], "worker"),
+        curve_table(list(curves.items())[:MOST_WORKERS], "worker", step.barrier_s),
     ]
     return [*blocks, gap_table(gaps)] if gaps else blocks
 

@@ -5,19 +5,22 @@ from typing import Any
 
 from forebay.telemetry.analysis.report import CompletionCurve, Gap, OutlierRequest, ProfileReport, WhatIf
 from forebay.telemetry.analysis.robust import longest, thinned
-from forebay.telemetry.numbers import MOST_POINTS, counted, number_text, seconds_text, share_text
+from forebay.telemetry.numbers import MOST_POINTS, counted, number_text, percent_text, seconds_text, share_text
 from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import (
     Block,
     Cell,
     FigureBlock,
     FoldBlock,
-    LinkCell,
     PageSection,
     ParagraphBlock,
+    RichCell,
     TableBlock,
+    known_columns,
+    text_of,
 )
-from forebay.telemetry.render.charts import turn_text
+from forebay.telemetry.render.panels import Panel, panel_figures
+from forebay.telemetry.render.timelines import request_timeline, turn_text
 
 MOST_POINTS_TOGETHER = 40_000
 """Limit for all curves of a page. Without it, the curves of many steps and workers would be as large as the log."""
@@ -37,6 +40,7 @@ def completion_section(report: ProfileReport) -> PageSection:
     overall = [curve for curve in report.curves if not curve.worker]
     blocks: list[Block] = []
     if overall:
+        blocks.append(ParagraphBlock(tail_sentence(overall)))
         kept = {f"step {curve.step}": curve for curve in _distinct(report, overall)}
         chart = charts.completion(kept, most=points_per_curve(report))
         blocks.append(FigureBlock("cdf_per_step", "When the requests of a step end", chart))
@@ -45,6 +49,16 @@ def completion_section(report: ProfileReport) -> PageSection:
         blocks.append(ParagraphBlock("Stretches in which no request of a worker ended:"))
         blocks.append(gap_table(report.gaps))
     return PageSection("completion", "When requests end", blocks)
+
+
+def tail_sentence(curves: Sequence[CompletionCurve]) -> str:
+    """When 80 % of the requests of the median step end, and of the step with the longest tail; "" if unknown."""
+    overall = sorted((curve for curve in curves if not curve.worker), key=lambda curve: curve.time_of_80)
+    if not overall:
+        return ""
+    share = percent_text(overall[len(overall) // 2].time_of_80)
+    worst = f"; in step {overall[0].step}, {percent_text(overall[0].time_of_80)}" if len(overall) > 1 else ""
+    return f"80 % of the requests end in the first {share} of the time{worst}."
 
 
 def _distinct(report: ProfileReport, overall: Sequence[CompletionCurve]) -> list[CompletionCurve]:
@@ -56,15 +70,18 @@ def _distinct(report: ProfileReport, overall: Sequence[CompletionCurve]) -> list
     return [curve for curve in overall if curve.step in kept]
 
 
-def curve_table(curves: Sequence[tuple[str, CompletionCurve]], what: str) -> TableBlock:
-    """A row for each curve."""
+def curve_table(
+    curves: Sequence[tuple[str, CompletionCurve]], what: str, barrier_s: Mapping[str, float] | None = None
+) -> TableBlock:
+    """A row for each curve, with the seconds at the barrier if ``what`` is a worker."""
     marks = list(dict.fromkeys(mark for _, curve in curves for mark in curve.percentiles))
     rows: list[list[Cell]] = []
     for name, curve in curves:
         times = (curve.mean_s, curve.std_s, curve.min_s, *(curve.percentiles.get(mark) for mark in marks), curve.max_s)
-        rows.append([name, number_text(curve.num_requests), *map(seconds_text, times), curve.sentence])
-    headers = (what, "requests", "mean", "std", "min", *(mark.upper() for mark in marks), "max", "summary")
-    return TableBlock(headers, rows)
+        waited = seconds_text((barrier_s or {}).get(name))
+        rows.append([name, number_text(curve.num_requests), *map(seconds_text, times), waited, curve.sentence])
+    headers = (what, "requests", "mean", "std", "min", *(mark.upper() for mark in marks), "max", "at the barrier")
+    return known_columns((*headers, "summary"), rows)
 
 
 def gap_table(gaps: Sequence[Gap]) -> TableBlock:
@@ -83,20 +100,9 @@ def _gap_row(gap: Gap) -> list[Cell]:
 
 def outlier_section(report: ProfileReport, anchors: Mapping[str, str]) -> PageSection:
     """The requests that took longer than comparable ones, each with its cause, turns and timeline."""
-    shown = sorted((each for each in report.outliers if each.request in anchors), key=lambda each: -each.beyond_s)
-    shown = shown[: len(anchors)]
-    if not shown:
-        return PageSection("outliers", "Requests that took longer than comparable ones")
-    links = [anchors[each.request] for each in shown]
-    figure = charts.outlier_phases(shown[:25], links[:25])
-    blocks: list[Block] = [
-        FigureBlock("outlier_req", "What the slowest of them spent their time on", figure),
-        outlier_table(shown, anchors),
-        *(_request(each, anchors[each.request]) for each in shown),
-    ]
-    if len(report.outliers) > len(shown):
-        text = f"Shown are the {len(shown)} costliest of {counted(len(report.outliers), 'request')}; JSON has them all."
-        blocks.append(ParagraphBlock(text, is_note=True))
+    shown = [each for each in report.outliers if each.request in anchors]
+    blocks: list[Block] = [outlier_table(shown, anchors)] if shown else []
+    blocks += [_request(each, anchors[each.request]) for each in shown]
     return PageSection("outliers", "Requests that took longer than comparable ones", blocks)
 
 
@@ -104,7 +110,7 @@ def outlier_table(outliers: Sequence[OutlierRequest], anchors: Mapping[str, str]
     """A row for each outlier."""
     rows: list[list[Cell]] = [
         [
-            LinkCell(each.request, anchors.get(each.request, "")),
+            RichCell(each.request, anchors.get(each.request, "")),
             each.step,
             each.worker,
             seconds_text(each.seconds),
@@ -131,7 +137,7 @@ def _request(outlier: OutlierRequest, anchor: str) -> FoldBlock:
         blocks.append(_turn_table(outlier.turns))
     if outlier.events:
         kept = longest(outlier.events, MOST_EVENTS, lambda event: float(event.get("seconds", 0.0)))
-        chart = charts.request_timeline(kept)
+        chart = request_timeline(kept)
         blocks.append(FigureBlock(f"timeline-{anchor}", "Its turns and events", chart))
         if len(kept) < len(outlier.events):
             text = (
@@ -188,11 +194,6 @@ def thrown_section(report: ProfileReport) -> PageSection:
             what = "attempt" if title.startswith("Stopped") else "request"
             cost = f"{seconds_text(sum(seconds))} of generation, {number_text(sum(tokens))} tokens"
             blocks.append(ParagraphBlock(f"{title}: {counted(number, what)}, {cost}."))
-    if any(thrown) or any(discarded):
-        used = [step.num_requests - lost - out for step, lost, out in zip(steps, thrown, discarded, strict=True)]
-        counts: dict[str, list[float | None]] = {"used": [*used], "thrown away": [*thrown], "discarded": [*discarded]}
-        chart = charts.counts_over_steps(steps, counts, "requests")
-        blocks.append(FigureBlock("thrown_away", "Requests used and thrown away", chart))
     for what, (title, unit) in CHOICES.items():
         blocks += _what_if(what, title, unit, [each for each in report.whatifs if each.what == what])
     return PageSection("thrown", "Thrown away, and what if", blocks)
@@ -205,11 +206,15 @@ CHOICES = {
 
 
 def _what_if(what: str, title: str, unit: str, choices: Sequence[WhatIf]) -> list[Block]:
-    if not choices:
-        return []
     rows = [_choice_row(what, each) for each in choices]
+    panels = [
+        Panel("Saved per step", "seconds", {"": [each.saved_s for each in choices]}),
+        Panel("Answers cut or thrown away", "in total", {"": [each.num_cut for each in choices]}),
+        Panel("Rewards lost", "sum", {"": [each.reward_lost for each in choices]}),
+    ]
     headers = (unit, "saved per step", "answers cut or thrown away", "rewards lost")
-    return [FigureBlock(f"what_if_{what}", title, charts.what_if(choices, unit)), TableBlock(headers, rows)]
+    figures = panel_figures(f"what_if_{what}", title, [text_of(row[0]) for row in rows], panels)
+    return [*figures, TableBlock(headers, rows)] if rows else []
 
 
 def _choice_row(what: str, choice: WhatIf) -> list[Cell]:

@@ -41,6 +41,10 @@ def test_the_costliest_finding_is_on_the_first_screen(forebay: Forebay, log: Pat
     lost = [float(found[1]) for line in lines if (found := re.match(r" *([\d.]+) s  +[\d.]+ %", line))]
     assert lost == sorted(lost, reverse=True)
     assert lost[0] == pytest.approx(150, rel=0.1)
+    assert re.search(r"[\d.]+ % of step 2 ", lines[first])
+    (tail,) = [line for line in lines if line.startswith("80 % of the requests end in the first ")]
+    assert re.search(r" of the time; in step [1-4], [\d.]+ %\.$", tail)
+    assert any(re.match(r"Waiting for \d+ % of the requests would have saved [\d.]+ s a step", line) for line in lines)
     steps = next(index for index, line in enumerate(lines) if line.split()[:2] == ["step", "seconds"])
     assert steps > first
     assert "training" not in lines[steps]  # the log tells none
@@ -70,8 +74,10 @@ def test_one_step_and_one_worker_can_be_looked_at(forebay: Forebay, log: Path) -
 
 def test_json_has_the_data_of_the_pictures(forebay: Forebay, log: Path) -> None:
     report = json.loads(forebay("profile", log, "--format", "json").out)
-    assert report["schema"] == 1
-    assert {"findings", "steps", "curves", "gaps", "outliers", "whatifs", "phase_shares"} <= set(report)
+    assert report["schema"] == 2
+    assert {"findings", "steps", "curves", "gaps", "lanes", "engines", "outliers", "whatifs", "phase_shares"} <= set(
+        report
+    )
     assert len([curve for curve in report["curves"] if not curve.get("worker")]) == 4
 
 

@@ -3,15 +3,19 @@
 import random
 from typing import Any
 
+from forebay.telemetry.analysis.lanes import MOST_LANES, MOST_STEPS
 from forebay.telemetry.analysis.report import (
     CompletionCurve,
     ConstantPhase,
+    EngineFigures,
     EventPath,
     Finding,
     Gap,
+    Lane,
     OutlierRequest,
     PathPart,
     ProfileReport,
+    StepLanes,
     StepSummary,
     WhatIf,
 )
@@ -44,10 +48,8 @@ def make_report(num_steps: int = 8, num_workers: int = 4, num_ends: int = 128, *
         "num_requests": num_steps * num_ends,
         "total_s": sum(step.seconds for step in steps),
         "findings": [
-            Finding(
-                cause="reward", seconds=31.5, share=0.06, sentence="Rewards took 31.5 s.", path=EventPath(step="1")
-            ),
             Finding(cause="stalled_engine", seconds=150.2, share=0.31, sentence=sentence, path=path),
+            Finding(cause="reward", seconds=31.5, share=0.06, share_of="run", sentence="Rewards took 31.5 s."),
         ],
         "notes": ["212 spans were dropped: the budget of 256 MiB took the oldest."],
         "problems": ["run-0-17.0.jsonl:12: no JSON"],
@@ -66,6 +68,8 @@ def make_report(num_steps: int = 8, num_workers: int = 4, num_ends: int = 128, *
         "curves": [curve for step in steps for curve in _curves(step, workers, rng, num_ends)],
         "gaps": [_gap(slow.name, workers[0])],
         "outliers": [outlier],
+        "engines": [_engine(worker, index) for index, worker in enumerate(workers)],
+        "lanes": [_lanes(step, workers) for step in steps[num_steps // 2 :][:MOST_STEPS]],
         "whatifs": _choices(),
         "sentences": [f"The cap is reached in {num_steps} of {num_steps} steps."],
     }
@@ -75,7 +79,7 @@ def make_report(num_steps: int = 8, num_workers: int = 4, num_ends: int = 128, *
 def hostile_report() -> ProfileReport:
     """Texts of a stranger wherever a log has a text."""
     report = make_report(num_steps=3)
-    outlier, step, finding = report.outliers[0], report.steps[1], report.findings[1]
+    outlier, step, finding = report.outliers[0], report.steps[1], report.findings[0]
     report.source = f"run {HOSTILE}"
     outlier.request = outlier.events[0]["name"] = finding.path.request = f"uid|{HOSTILE}"
     outlier.sentence = finding.sentence = f"{HOSTILE} held it up \x1b[31m\u202e"
@@ -87,6 +91,9 @@ def hostile_report() -> ProfileReport:
     report.phase_shares = report.phase_shares_by_time = {HOSTILE: 100.0}
     step.critical_path[0].path = EventPath(step=HOSTILE, group=HOSTILE, request=HOSTILE, event=HOSTILE)
     report.curves[1].step = report.curves[1].worker = HOSTILE
+    lanes = report.lanes[0]
+    lanes.step = lanes.lanes[0].request = lanes.lanes[0].worker = report.engines[0].engine = HOSTILE
+    lanes.lanes[0].pieces = [(HOSTILE, 1.0, 20.0)]
     report.problems = [f"{HOSTILE}.jsonl:1: no JSON"]
     report.sentences = report.notes = [HOSTILE]
     return report
@@ -161,11 +168,45 @@ def _curves(step: StepSummary, workers: list[str], rng: random.Random, num_ends:
                 std_s=14.0,
                 min_s=ends[0],
                 max_s=ends[-1],
+                time_of_80=100 * ends[len(ends) * 4 // 5] / ends[-1],
                 percentiles=marks,
                 sentence=sentence,
             )
         )
     return curves
+
+
+def _engine(name: str, index: int) -> EngineFigures:
+    """The first engine computes its prompts more slowly than the others: fewer of their tokens are cached."""
+    return EngineFigures(
+        engine=name,
+        num_requests=256 + index,
+        num_calls=700,
+        s_per_token=0.02,
+        prefill_s=0.4 if index else 1.9,
+        network_s=0.003,
+        cached_share=0.61 if index else 0.12,
+    )
+
+
+def _lanes(step: StepSummary, workers: list[str]) -> StepLanes:
+    """Three turns for each request; the step waited for the first one of the first worker last."""
+    lanes = []
+    for index in range(MOST_LANES):
+        length = 1.0 if index == 0 else 0.3 + (index * 37 % 50) / 100
+        unit = step.seconds / 10 * length
+        parts = [(phase, unit * part) for _ in range(3) for phase, part in (("engine", 2.4), ("tool", 0.8))]
+        pieces = []
+        begin = 0.0
+        for phase, seconds in [*parts, ("reward", 0.4 * unit)]:
+            pieces.append((phase, begin, seconds))
+            begin += seconds
+        worker = workers[index * len(workers) // MOST_LANES]
+        name = "uid-slow" if index == 0 else f"uid-{step.name}-{index}"
+        lanes.append(Lane(request=name, worker=worker, is_last=index == 0, pieces=pieces))
+    ends = sorted(lane.pieces[-1][1] + lane.pieces[-1][2] for lane in lanes)
+    in_flight = [(0.0, len(lanes)), *((end, len(lanes) - place - 1) for place, end in enumerate(ends))]
+    return StepLanes(step=step.name, num_requests=step.num_requests, lanes=lanes, in_flight=in_flight)
 
 
 def _gap(step: str, worker: str) -> Gap:

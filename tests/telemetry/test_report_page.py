@@ -20,12 +20,12 @@ from tests.telemetry.report_kit import HOSTILE, hostile_report, make_report
 PICTURES = (
     "cdf_per_step",
     "overview_duration",
-    "per_step_all_workers",
+    "over_steps",
+    "lanes",
+    "critical_path",
     "req_analysis_and_cdf",
-    "outlier_req",
-    "turn_difference",
-    "turn_distribution",
     "event_percentage_step",
+    "what_if_cap",
 )
 SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.DOTALL)
 
@@ -109,18 +109,69 @@ def test_compared_runs_stand_side_by_side(rendered: str) -> None:
     assert re.search(r"<th[^>]*>run-20260101-sums</th><th[^>]*>run-other</th>", table)
     assert re.search(r"<td>steps</td><td[^>]*>8</td><td[^>]*>6</td>", table)
     assert re.search(r"<p>run-other: [\d.]+ s \w+ a step than run-20260101-sums", table)
-    lines = figures_of(rendered)["compared_seconds"]["data"]
-    assert [line["name"] for line in lines] == ["run-20260101-sums", "run-other"]
-    assert lines[0]["x"] == lines[1]["x"] == [str(number) for number in range(8)]
-    assert lines[1]["y"][6:] == [None, None]
+    chart = figures_of(rendered)["compared"]
+    first = [line for line in chart["data"] if line["xaxis"] == "x"]
+    assert chart["layout"]["annotations"][0]["text"].startswith("<b>Duration of each step</b>, seconds<br>")
+    assert [line["name"] for line in first] == ["run-20260101-sums", "run-other"]
+    assert first[0]["x"] == first[1]["x"] == [str(number) for number in range(8)]
+    assert first[1]["y"][6:] == [None, None]
 
 
 def test_runs_of_one_name_are_told_apart() -> None:
     text = page(make_report(2), [make_report(2)])
-    assert [line["name"] for line in figures_of(text)["compared_seconds"]["data"]] == [
-        "run-20260101-sums (1)",
-        "run-20260101-sums (2)",
-    ]
+    names = {line["name"] for line in figures_of(text)["compared"]["data"]}
+    assert names == {"run-20260101-sums (1)", "run-20260101-sums (2)"}
+
+
+def test_a_step_begins_with_its_requests_over_time_by_engine(rendered: str) -> None:
+    step = without_scripts(rendered).partition('<section id="step-4"')[2]
+    assert re.findall(r'data-figure="([^"]+)"', step)[0] == "lanes-step-4"
+    chart = figures_of(rendered)["lanes-step-4"]
+    rows = chart["layout"]["yaxis"]["ticktext"]
+    engines = [f"<b>http://10.0.0.{index}:30000</b>" for index in range(4)]
+    assert [row for row in rows if row.startswith("<b>http")] == engines
+    assert rows[:3] == [engines[0], "<b>▶ uid-slow</b>", "uid-4-1"]
+    data = {each["name"]: each for each in chart["data"]}
+    assert list(data) == ["engine", "tool", "reward", "waited for last", "in flight"]
+    assert data["engine"]["marker"] != data["tool"]["marker"]
+    in_row = [at for at, row in enumerate(data["tool"]["y"]) if row == 1]
+    ends = [data["tool"]["base"][at] + data["tool"]["x"][at] for at in in_row]
+    assert len(ends) == 3
+    assert data["reward"]["base"][data["reward"]["y"].index(1)] == pytest.approx(ends[-1], rel=1e-4)
+    assert data["waited for last"]["y"] == [1]
+    assert (data["in flight"]["y"][0], data["in flight"]["y"][-1]) == (64, 0)
+    # The number of requests in flight is below, at the same times.
+    assert (data["in flight"]["yaxis"], chart["layout"]["xaxis"]["anchor"]) == ("y2", "y2")
+    assert chart["layout"]["yaxis2"]["domain"][1] < chart["layout"]["yaxis"]["domain"][0]
+
+
+def test_the_worst_engine_of_each_column_is_marked(rendered: str) -> None:
+    table = without_scripts(rendered).partition('<section id="engines">')[2].partition("</section>")[0]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
+    assert rows[0][3:] == ["50", "<strong>1.9 s</strong>", "3 ms", "<strong>12 %</strong>"]
+    assert "<strong>" not in str(rows[1:])
+    assert "queue of a call" not in table
+    assert "| **1.9 s** |" in markdown(make_report())
+
+
+def test_figures_of_all_steps_are_small_pictures_over_the_same_steps(rendered: str) -> None:
+    chart = figures_of(rendered)["over_steps"]
+    layout = chart["layout"]
+    titles = [re.sub("<.*?>", "", each["text"].partition("<br>")[0]) for each in layout["annotations"]]
+    assert titles[:2] == ["Waiting at the barrier, by worker, seconds", "Requests, by worker, requests"]
+    assert {"Throughput, tokens/s", "Length of answers, tokens", "Rewards, mean"} <= set(titles)
+    assert layout["grid"]["rows"] * layout["grid"]["columns"] >= len(titles)
+    axes = {line["xaxis"] for line in chart["data"]}
+    assert len(axes) == len(titles)
+    assert all(layout[f"xaxis{axis[1:]}"]["matches"] == "x" for axis in axes)
+    lengths = next(each["text"] for each in layout["annotations"] if "Length" in each["text"])
+    assert [re.findall(r">([^<]+)</span>", lengths)] == [["min", "median", "mean", "p95", "max"]]
+
+
+def test_a_share_says_of_what(rendered: str) -> None:
+    static = without_scripts(rendered)
+    assert "<td>31 % of step 4</td>" in static
+    assert "<td>6 % of the run</td>" in static
 
 
 @pytest.mark.parametrize("others", [[], [hostile_report()]], ids=["alone", "compared"])
@@ -208,6 +259,6 @@ def test_columns_of_which_a_log_tells_nothing_are_left_out() -> None:
     for step in report.steps:
         step.train_s = step.wait_s = step.send_s = step.beyond_next_s = step.cache_hit_rate = None
     text = markdown(report)
-    assert "| step | seconds | requests | used | released by |" in text
+    assert "| step | seconds | requests | used | shortest answer |" in text
     assert "cache hits" not in text
     assert "| step | seconds | training | waiting |" in markdown(make_report(3))

@@ -3,14 +3,13 @@
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const steps = document.getElementById("steps");
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const palette = ["#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e"];
 
   // Shared by all pictures; a picture's own layout overrides it.
   function withTheme(layout) {
     const style = getComputedStyle(document.documentElement);
     const line = style.getPropertyValue("--line").trim();
     const themed = {
-      colorway: palette, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: 12, color: style.getPropertyValue("--text").trim() },
       margin: { l: 60, r: 24, t: 30, b: 48 }, hovermode: "closest", showlegend: true,
       modebar: { bgcolor: "rgba(0,0,0,0)", color: line, activecolor: style.getPropertyValue("--dim").trim() },
