@@ -166,10 +166,14 @@ class AttemptTrace(Scope):
         return found
 
     def _turn_summary(self, turn: _Turn, phases: dict[str, int]) -> TurnSummary:
-        known = _of_calls(self._calls.get(turn.number, ()))
+        calls, lasted = self._calls.get(turn.number, ()), sum(phases.values())
+        known = _of_calls(calls)
         known |= {name: value for name in _TURN_FIELDS if (value := _field(turn.at, name)) is not None}
+        totals = [call["total_s"] for call in calls if isinstance(call.get("total_s"), int | float)]
+        if len(totals) == len(calls):
+            known["engine_ns"] = min(round(sum(totals) * 1e9), lasted)
         known["has_tools"] = bool(turn.at.get("has_tools"))
-        return TurnSummary(t=turn.begun, d=sum(phases.values()), phases=phases, **known)
+        return TurnSummary(t=turn.begun, d=lasted, phases=phases, **known)
 
 
 _TURN_FIELDS = {

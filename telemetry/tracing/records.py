@@ -101,7 +101,8 @@ class Span(_Record, tag="span"):
     turn: int | None = None
     """From 0."""
     at: dict[str, Any] = {}
-    """Attributes: ``engine``, ``sampled``, ``cached``, ``finish_reason``, ``cpu_s``, ``outcome``, and a user's own."""
+    """Attributes: ``engine``, ``sampled``, ``cached``, ``finish_reason``, ``total_s`` (of a call, as reported by its
+    engine), ``cpu_s``, ``outcome``, and a user's own."""
 
 
 class Open(_Record, tag="open"):
@@ -126,6 +127,8 @@ class TurnSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
     d: int
     """From its call to the next turn. The turns and the time before the first add up to the attempt."""
     engine: str = ""
+    engine_ns: int = 0
+    """Nanoseconds that its engine reports for its calls, the queue included; 0 unless reported for all of them."""
     prompt: int = 0
     cached: int = 0
     """Prompt tokens that were in the engine's cache."""

@@ -146,6 +146,8 @@ async def test_the_record_of_a_rollout_has_its_turns_and_the_gateway_writes_no_s
     for turn in (first, second):
         assert sum(turn["phases"].values()) == turn["d"]
         assert (turn["engine"], turn["versions"]) == (stage.engine.url, ["default"])
+        assert 0 < turn["engine_ns"] <= turn["d"]
+    assert second["engine_ns"] >= 0.4 * SECOND_NS
     assert first["phases"]["tool"] >= waited_ns
     assert "tool" not in second["phases"]
     assert second["phases"]["decode"] >= 0.18 * SECOND_NS

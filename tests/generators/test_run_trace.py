@@ -196,6 +196,8 @@ def test_a_turn_says_what_its_engine_was_asked_and_gave(recorded: Recorded) -> N
         assert (turn.engine, turn.cached, turn.finish_reason, turn.has_tools) == (recorded.engine_url, 2, "stop", False)
         assert (turn.prompt, turn.sampled) == (len(call.prompt_ids), len(call.sampled_ids))
         assert turn.versions == [call.asked_version]
+    for turn, span in zip(summary.turns, recorded.spans(summary, "engine"), strict=True):
+        assert 0.35 * S <= turn.engine_ns == round(span.at["total_s"] * S) <= span.d
     assert summary.prompt == sum(turn.prompt for turn in summary.turns)
     assert (summary.cached, summary.sampled) == (4, sum(turn.sampled for turn in summary.turns))
 
@@ -234,6 +236,7 @@ def test_tools_are_measured_and_what_follows_tool_calls_is_theirs(recorded: Reco
 def test_a_stream_lasts_until_it_is_read(recorded: Recorded) -> None:
     summary = recorded.summary("stream")
     streamed, second = summary.turns
+    assert streamed.engine_ns == 0 < second.engine_ns, "an engine reports no total for a stream"
     assert (streamed.finish_reason, streamed.prompt > 0, streamed.sampled > 0) == ("stop", True, True)
     (call,) = [span for span in recorded.spans(summary, "engine") if span.turn == 0 and "rid" in span.at]
     (turn,) = [span for span in recorded.spans(summary, "turn") if span.turn == 0]

@@ -77,12 +77,14 @@ def test_a_summary_tells_turns_tokens_and_phases_that_add_up(tmp_path: Path) -> 
         t = begun + (2 + 10 * number) * second
         turn = attempt.turn(number, begun=t)
         engine = {"engine": f"http://engine-{number}", "prompt": 10, "cached": 4, "versions": ["1"]}
-        attempt.add("engine", t, 3 * second, sampled=2, **engine)
-        attempt.add("engine", t + 3 * second, 3 * second, sampled=1, finish_reason=reason, versions=["1", "2"])
+        attempt.add("engine", t, 3 * second, sampled=2, total_s=2.5, **engine)
+        rest = {"finish_reason": reason, "versions": ["1", "2"], **({"total_s": 2} if reason == "length" else {})}
+        attempt.add("engine", t + 3 * second, 3 * second, sampled=1, **rest)
         turn.end(t + 6 * second, has_tools=reason == "tool_calls")
     summary = attempt.summary(until=begun + 20 * second, instance=7, epoch=1, ending="finished", reward=math.nan)
     tracer.close()
     written = of_kind(tmp_path, "rollout")[0]
+    assert [turn.get("engine_ns") for turn in written["turns"]] == [None, 4.5 * second], "one call reported none"
     shares = {"queue": 1, "starting": 1, "agent": 2, "engine": 12, "tool": 4}
     assert written["phases"] == {name: share * second for name, share in shares.items()}
     assert sum(written["phases"].values()) == written["d"] == 20 * second
