@@ -58,27 +58,17 @@ def overview(steps: Sequence[StepSummary], anchors: Mapping[str, str]) -> Chart:
     steps = thinned(steps, MOST_POINTS)
     names = [label(step.name) for step in steps]
     links = [anchors.get(step.name, "") for step in steps]
-    parts: dict[str, list[float | None]] = {
-        "train": [step.train_s for step in steps],
-        "wait": [step.wait_s for step in steps],
-        "send": [step.send_s for step in steps],
-    }
-    known = [sum(value or 0.0 for value in values) for values in zip(*parts.values(), strict=True)]
-    rest = [step.seconds - each for step, each in zip(steps, known, strict=True)]
-    parts["step" if all(step.wait_s is None for step in steps) else "rest"] = [
-        each if each > 0.001 * step.seconds else None for step, each in zip(steps, rest, strict=True)
-    ]
+    parts = {"train": [each.train_s for each in steps], "wait": [each.wait_s for each in steps]}
+    parts["send"] = [each.send_s for each in steps]
+    rest = [each.seconds - sum(filter(None, (each.train_s, each.wait_s, each.send_s))) for each in steps]
+    is_visible = max(rest, default=0.0) > 0.001 * max((each.seconds for each in steps), default=0.0)
+    parts["step" if all(each.wait_s is None for each in steps) else "rest"] = [*rest] if is_visible else []
     data = [_stacked(name, names, values) | {"customdata": links} for name, values in parts.items() if any(values)]
-    marked = [
-        (name, step.seconds, link) for name, step, link in zip(names, steps, links, strict=True) if step.is_outlier
-    ]
-    if marked:
-        x, y, custom = (list(each) for each in zip(*marked, strict=True))
+    if any(step.is_outlier for step in steps):
+        ends = shortened(step.seconds if step.is_outlier else None for step in steps)
         marker = {"symbol": "triangle-down", "size": 11, "color": WAIT}
-        data.append(
-            {"type": "scatter", "mode": "markers", "name": "outlier", "x": x, "y": shortened(y), "marker": marker}
-            | {"customdata": custom, "hovertemplate": "step %{x}: %{y} s, an outlier<extra></extra>"}
-        )
+        marks = {"type": "scatter", "mode": "markers", "name": "outlier", "x": names, "y": ends, "marker": marker}
+        data.append(marks | {"customdata": links, "hovertemplate": "step %{x}: %{y} s, an outlier<extra></extra>"})
     return chart_of(data, x="step", y="seconds", is_by_step=True, barmode="stack")
 
 

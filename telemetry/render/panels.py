@@ -18,15 +18,16 @@ class Panel(NamedTuple):
 
     title: str
     unit: str
+    """``%`` for shares of 1."""
     lines: Mapping[str, Sequence[float | None]]
     """Values for each name, all of one length."""
 
 
 def panel_figures(name: str, title: str, x: Sequence[str], panels: Sequence[Panel]) -> list[FigureBlock]:
-    """The figure of the panels that have values, if any. ``x`` names the values."""
+    """The figure of the panels that have values other than 0, if any. ``x`` names the values."""
     known = []
     for panel in panels:
-        lines = {key: values for key, values in panel.lines.items() if any(value is not None for value in values)}
+        lines = {key: values for key, values in panel.lines.items() if any(values)}
         if lines:
             known.append(panel._replace(lines=lines))
     return [FigureBlock(name, title, _chart(x, known))] if known else []
@@ -44,7 +45,9 @@ def _chart(x: Sequence[str], panels: Sequence[Panel]) -> Chart:
         axis = str(number + 1) if number else ""
         on = {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
         for place, (name, values) in enumerate(list(panel.lines.items())[:MOST_LINES]):
-            data.append(line(name, names, thinned(values, MOST_POINTS), _colour(place)) | on)
+            kept = thinned(values, MOST_POINTS)
+            scaled = [100 * each if each is not None and panel.unit == "%" else each for each in kept]
+            data.append(line(name, names, scaled, _colour(place)) | on)
         layout[f"xaxis{axis}"] = {"type": "category", "nticks": 8, "matches": "x"}
         layout[f"yaxis{axis}"] = {"rangemode": "tozero", "nticks": 5}
         layout["annotations"].append(_heading(panel, axis))

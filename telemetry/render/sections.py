@@ -20,7 +20,7 @@ from forebay.telemetry.render.panels import Panel, panel_figures
 from forebay.telemetry.render.selection import ReportSelection, chosen
 from forebay.telemetry.render.side_by_side import compared
 from forebay.telemetry.render.steps import step_section
-from forebay.telemetry.render.tails import completion_section, outlier_section, thrown_section
+from forebay.telemetry.render.tails import completion_section, outlier_section, what_if_section
 from forebay.telemetry.render.timelines import turn_text
 
 MOST_ROWS = 400
@@ -46,7 +46,7 @@ def sections_of(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> 
         completion_section(report),
         _shares(report),
         outlier_section(report, shown.requests),
-        thrown_section(report),
+        what_if_section(report.whatifs),
     ]
     single = [step_section(report, step, shown) for step in report.steps if step.name in shown.steps]
     if single and len(single) < len(report.steps):
@@ -125,45 +125,33 @@ def _step_row(step: StepSummary, shown: ReportSelection) -> list[Cell]:
     ]
 
 
-_PANELS = (
-    ("Throughput", "tokens/s", {"": "tokens_per_s"}),
-    ("Prompt tokens from the cache", "%", {"": "cache_hit_rate"}),
-    ("Answers at the cap", "%", {"": "share_at_cap"}),
-    (
-        "Length of answers",
-        "tokens",
-        {each: f"length_{each}" for each in ("min", "median", "mean", "p95", "max")},
-    ),
-    ("Rewards", "mean", {"all": "reward_mean", "slowest 20 %": "reward_of_slowest", "rest": "reward_of_rest"}),
-    ("Time from first to last end of a group", "mean seconds", {"": "group_skew"}),
-)
-"""Title, unit, and for the name of each line its field of ``StepSummary``."""
-
-
 def _panels(steps: Sequence[StepSummary]) -> list[Panel]:
-    panels = [
+    def of(field: str) -> _Line:
+        return [getattr(step, field) for step in steps]
+
+    lengths = {name: of(f"length_{name}") for name in ("min", "median", "mean", "p95", "max")}
+    rewards = {"all": of("reward_mean"), "slowest 20 %": of("reward_of_slowest"), "rest": of("reward_of_rest")}
+    thrown: _Line = [step.thrown_requests or None for step in steps]
+    discarded: _Line = [sum(step.discarded_requests.values()) or None for step in steps]
+    return [
         Panel("Waiting at the barrier, by worker", "seconds", _by_key(steps, "barrier_s")),
         Panel("Requests, by worker", "requests", _by_key(steps, "requests_by_worker")),
         Panel("Time in the engine, by turn", "mean seconds", _by_key(steps, "engine_seconds_by_turn", turn_text)),
         Panel("Requests, by turns", "requests", _by_key(steps, "requests_by_turns", _turns)),
         Panel("Duration, by turns", "mean seconds", _by_key(steps, "mean_seconds_by_turns", _turns)),
+        Panel("Throughput", "tokens/s", {"": of("tokens_per_s")}),
+        Panel("Prompt tokens from the cache", "%", {"": of("cache_hit_rate")}),
+        Panel("Answers at the cap", "%", {"": of("share_at_cap")}),
+        Panel("Length of answers", "tokens", lengths),
+        Panel("Rewards", "mean", rewards),
+        Panel("Time from first to last end of a group", "mean seconds", {"": of("group_skew")}),
+        Panel("Not used", "requests", {"thrown away": thrown, "discarded": discarded}),
     ]
-    for title, unit, fields in _PANELS:
-        factor = 100 if unit == "%" else 1
-        panels.append(Panel(title, unit, {name: _values(steps, field, factor) for name, field in fields.items()}))
-    thrown = [step.thrown_requests or None for step in steps]
-    discarded = [sum(step.discarded_requests.values()) or None for step in steps]
-    return [*panels, Panel("Not used", "requests", {"thrown away": thrown, "discarded": discarded})]
 
 
 def _by_key(steps: Sequence[StepSummary], field: str, name: Callable[[Any], str] = str) -> dict[str, _Line]:
     keys = sorted({key for step in steps for key in getattr(step, field)})
     return {name(key): [getattr(step, field).get(key) for step in steps] for key in keys}
-
-
-def _values(steps: Sequence[StepSummary], field: str, factor: float) -> _Line:
-    values = [getattr(step, field) for step in steps]
-    return [None if value is None else factor * value for value in values]
 
 
 def _turns(number: int) -> str:
@@ -174,20 +162,16 @@ def _shares(report: ProfileReport) -> PageSection:
     phases = sorted(report.phase_shares, key=lambda name: -report.phase_shares[name])
     if not phases:
         return PageSection("shares", "Where the time goes")
-    rows = [(name, *_both_shares(report, name), _mean_seconds(report.steps, name)) for name in phases]
+    rows = []
+    for name in phases:
+        shares = percent_text(report.phase_shares[name]), percent_text(report.phase_shares_by_time.get(name))
+        seconds = sum(step.phase_seconds.get(name, 0.0) for step in report.steps) / max(1, len(report.steps))
+        rows.append((name, *shares, seconds_text(seconds)))
     blocks: list[Block] = [
         TableBlock(("phase", "mean over steps", "by time", "mean seconds per step"), rows),
         FigureBlock("event_percentage_step", "Shares over steps", charts.shares_over_steps(report.steps, phases)),
     ]
     return PageSection("shares", "Where the time goes", blocks)
-
-
-def _both_shares(report: ProfileReport, name: str) -> tuple[str, str]:
-    return percent_text(report.phase_shares[name]), percent_text(report.phase_shares_by_time.get(name))
-
-
-def _mean_seconds(steps: Sequence[StepSummary], phase: str) -> str:
-    return seconds_text(sum(step.phase_seconds.get(phase, 0.0) for step in steps) / len(steps)) if steps else "-"
 
 
 def _problems(report: ProfileReport) -> PageSection:

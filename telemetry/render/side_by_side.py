@@ -1,6 +1,6 @@
 """Renders a comparison of several runs, made by ``analysis/compare.py``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from forebay.telemetry.analysis.compare import compare
 from forebay.telemetry.analysis.report import ComparedRun, ProfileReport, ReportComparison
@@ -8,28 +8,19 @@ from forebay.telemetry.numbers import counted, number_text, percent_text, second
 from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, PageSection, ParagraphBlock, TableBlock
 from forebay.telemetry.render.panels import Panel, panel_figures
 
-PICTURES = {
-    "seconds": ("Duration of each step", "seconds", 1),
-    "wait_s": ("Waiting for rollouts", "seconds", 1),
-    "tokens_per_s": ("Throughput", "tokens per second", 1),
-    "length_mean": ("Mean length of answers", "tokens", 1),
-    "length_max": ("Longest answer", "tokens", 1),
-    "share_at_cap": ("Answers at the cap", "%", 100),
-    "reward_mean": ("Mean reward", "reward", 1),
+FIGURES = {
+    "seconds": ("Duration of a step", "seconds"),
+    "interval_s": ("From step to step", "seconds"),
+    "wait_s": ("Waiting for rollouts", "seconds"),
+    "tokens_per_s": ("Throughput", "tokens per second"),
+    "length_min": ("Shortest answer", "tokens"),
+    "length_mean": ("Mean length of answers", "tokens"),
+    "length_max": ("Longest answer", "tokens"),
+    "share_at_cap": ("Answers at the cap", "%"),
+    "reward_mean": ("Mean reward", "reward"),
 }
-"""By field of ``StepFigures``: title, unit, and factor for its values."""
-
-ROWS: dict[str, tuple[str, Callable[[float | None], str]]] = {
-    "seconds": ("mean seconds of a step", seconds_text),
-    "interval_s": ("from step to step", seconds_text),
-    "wait_s": ("waiting for rollouts", seconds_text),
-    "tokens_per_s": ("tokens per second", number_text),
-    "length_min": ("length: least", number_text),
-    "length_mean": ("length: mean", number_text),
-    "length_max": ("length: greatest", number_text),
-    "share_at_cap": ("answers at the cap", share_text),
-    "reward_mean": ("mean reward", number_text),
-}
+"""By field of ``StepFigures``: title and unit."""
+TEXTS = {"seconds": seconds_text, "%": share_text}
 MOST_ROWS = 200
 
 
@@ -48,10 +39,9 @@ def compared(reports: Sequence[ProfileReport]) -> PageSection:
 
 def _overall(runs: Sequence[ComparedRun]) -> list[list[Cell]]:
     rows: list[list[Cell]] = [["steps", *(number_text(run.num_steps) for run in runs)]]
-    for field, (title, text) in ROWS.items():
-        values = [getattr(run.figures, field) for run in runs]
-        if any(value is not None for value in values):
-            rows.append([title, *map(text, values)])
+    for field, (title, unit) in FIGURES.items():
+        text = TEXTS.get(unit, number_text)
+        rows.append([f"{title}, mean", *(text(getattr(run.figures, field)) for run in runs)])
     rows.append(["reward of the first step", *(number_text(run.reward_first) for run in runs)])
     rows.append(["reward of the last step", *(number_text(run.reward_last) for run in runs)])
     rows.append(["saved per step", *(seconds_text(run.saved_s) for run in runs)])
@@ -66,12 +56,11 @@ def _findings(reports: Sequence[ProfileReport]) -> list[Cell]:
 
 def _pictures(found: ReportComparison) -> list[FigureBlock]:
     panels = []
-    for field, (title, unit, factor) in PICTURES.items():
-        lines: dict[str, list[float | None]] = {}
-        for place, run in enumerate(found.runs):
-            values = [None if (own := step.runs[place]) is None else getattr(own, field) for step in found.steps]
-            lines[run.name] = [None if value is None else factor * value for value in values]
-        panels.append(Panel(title, unit, lines))
+    for field, (title, unit) in FIGURES.items():
+        values = zip(
+            *([figures and getattr(figures, field) for figures in step.runs] for step in found.steps), strict=True
+        )
+        panels.append(Panel(title, unit, dict(zip((run.name for run in found.runs), values, strict=False))))
     return panel_figures("compared", "Step by step", [step.name for step in found.steps], panels)
 
 

@@ -1,14 +1,14 @@
 """The section about one step, from its parts down to its requests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from forebay.telemetry.analysis.report import PathPart, ProfileReport, StepSummary
+from forebay.telemetry.analysis.report import ProfileReport, StepSummary
 from forebay.telemetry.analysis.robust import longest
 from forebay.telemetry.numbers import counted, percent_text, seconds_text
 from forebay.telemetry.render import charts, timelines
 from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, PageSection, ParagraphBlock, RichCell, TableBlock
 from forebay.telemetry.render.selection import ReportSelection
-from forebay.telemetry.render.tails import curve_table, gap_table, outlier_table, points_per_curve
+from forebay.telemetry.render.tails import curve_table, gap_table, points_per_curve
 from forebay.telemetry.render.timelines import turn_text
 
 MOST_PARTS = 200
@@ -26,10 +26,6 @@ def step_section(report: ProfileReport, step: StepSummary, shown: ReportSelectio
         *_critical_path(step, anchor, shown.requests),
         *_completion(report, step, anchor),
     ]
-    own = [each for each in report.outliers if each.step == step.name]
-    if own:
-        costly = sorted(own, key=lambda each: -each.beyond_s)[:MOST_WORKERS]
-        blocks += [ParagraphBlock("Requests slower than comparable ones:"), outlier_table(costly, shown.requests)]
     if step.phase_shares:
         blocks.append(_phases(step))
     return PageSection(anchor, f"Step {step.name}", blocks, is_step=True, is_first=step.name == shown.first_step)
@@ -60,28 +56,18 @@ def _critical_path(step: StepSummary, anchor: str, requests: Mapping[str, str]) 
     if not parts:
         return []
     kept = longest(parts, MOST_PARTS, lambda part: part.seconds)
-    total = seconds_text(sum(part.seconds for part in parts))
-    blocks: list[Block] = [
-        FigureBlock(f"critical_path-{anchor}", f"What the step waited for ({total})", timelines.critical_path(kept)),
-        TableBlock(("from", "lasted", "event", "group", "request", "turn"), _path_rows(step, kept, requests)),
-    ]
+    title = f"What the step waited for ({seconds_text(sum(part.seconds for part in parts))})"
     if len(kept) < len(parts):
-        blocks.append(ParagraphBlock(f"The {len(kept)} longest of {len(parts):,} stretches are shown.", is_note=True))
-    return blocks
-
-
-def _path_rows(step: StepSummary, parts: Sequence[PathPart], requests: Mapping[str, str]) -> list[list[Cell]]:
-    return [
+        title += f": the {len(kept)} longest of {len(parts):,} stretches"
+    figure = FigureBlock(f"critical_path-{anchor}", title, timelines.critical_path(kept))
+    rows: list[list[Cell]] = [
         [
-            seconds_text(part.begin_s - step.begin_s),
-            seconds_text(part.seconds),
-            part.path.event,
-            part.path.group,
-            RichCell(part.path.request, requests.get(part.path.request, "")),
-            turn_text(part.path.turn) or "-",
+            *(seconds_text(part.begin_s - step.begin_s), seconds_text(part.seconds), part.path.event, part.path.group),
+            *(RichCell(part.path.request, requests.get(part.path.request, "")), turn_text(part.path.turn) or "-"),
         ]
-        for part in parts
+        for part in kept
     ]
+    return [figure, TableBlock(("from", "lasted", "event", "group", "request", "turn"), rows)]
 
 
 def _completion(report: ProfileReport, step: StepSummary, anchor: str) -> list[Block]:

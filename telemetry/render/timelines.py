@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from forebay.telemetry.analysis.report import Lane, PathPart, StepLanes, StepSummary
 from forebay.telemetry.analysis.robust import longest
@@ -82,11 +82,11 @@ def critical_path(parts: Sequence[PathPart]) -> Chart:
     return _timeline(pieces, "seconds of the wait")
 
 
-def request_timeline(events: Sequence[Mapping[str, object]]) -> Chart:
+def request_timeline(events: Sequence[Mapping[str, Any]]) -> Chart:
     """The events of one request, with a row for each turn."""
     pieces = [
-        _Piece(_row_of(event), str(event.get("name", "")), _seconds(event, "begin_s"), _seconds(event, "seconds"))
-        for event in events
+        _Piece(turn_text(each.get("turn")) or "outside turns", each["name"], each["begin_s"], each["seconds"])
+        for each in events
     ]
     return _timeline(pieces, "seconds since the request began")
 
@@ -115,12 +115,3 @@ def _bars(pieces: Iterable[_Piece]) -> list[Chart]:
         hover = "%{y}: %{base} s to %{x} s<extra>%{fullData.name}</extra>"
         bars.append({"type": "bar", "orientation": "h", "name": label(phase), **place, "hovertemplate": hover})
     return bars
-
-
-def _row_of(event: Mapping[str, object]) -> str:
-    return turn_text(event.get("turn")) or "outside turns"
-
-
-def _seconds(event: Mapping[str, object], field: str) -> float:
-    value = event.get(field)
-    return float(value) if isinstance(value, int | float) else 0.0

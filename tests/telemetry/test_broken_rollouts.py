@@ -10,7 +10,6 @@ from forebay.telemetry.analysis import analyse, load
 from forebay.telemetry.analysis.report import ProfileReport
 from forebay.telemetry.export.otel_spans import OtelSpans
 from forebay.telemetry.export.perfetto import PerfettoExport
-from forebay.telemetry.render.sections import sections_of
 from tests.telemetry.planted_trace import PlantedTrace
 from tests.telemetry.trace_kit import read_whole
 
@@ -61,11 +60,6 @@ def test_where_caps_cost_the_time_the_advice_is_a_higher_one(tmp_path: Path) -> 
     [finding] = [each for each in report.findings if each.cause == "over_sampling"]
     assert finding.sentence.endswith("A higher cap of the scheduler would stop fewer attempts.")
     assert "surplus" not in finding.sentence
-
-
-def test_the_page_tells_them_in_its_part_on_what_was_thrown_away(report: ProfileReport) -> None:
-    [part] = [section for section in sections_of(report) if section.anchor == "thrown"]
-    assert any("Stopped at their cap: 1 attempt, 40" in str(block) for block in part.blocks)
 
 
 def test_to_be_broken_is_neither_to_be_open_nor_to_be_aborted_nor_an_outlier(

@@ -111,7 +111,7 @@ def test_compared_runs_stand_side_by_side(rendered: str) -> None:
     assert re.search(r"<p>run-other: [\d.]+ s \w+ a step than run-20260101-sums", table)
     chart = figures_of(rendered)["compared"]
     first = [line for line in chart["data"] if line["xaxis"] == "x"]
-    assert chart["layout"]["annotations"][0]["text"].startswith("<b>Duration of each step</b>, seconds<br>")
+    assert chart["layout"]["annotations"][0]["text"].startswith("<b>Duration of a step</b>, seconds<br>")
     assert [line["name"] for line in first] == ["run-20260101-sums", "run-other"]
     assert first[0]["x"] == first[1]["x"] == [str(number) for number in range(8)]
     assert first[1]["y"][6:] == [None, None]
@@ -227,7 +227,7 @@ def test_a_request_of_many_events_shows_the_longest() -> None:
     many = [{"name": "tool", "begin_s": float(index), "seconds": 0.01 * index, "turn": 0} for index in range(5000)]
     report.outliers[0].events = many
     text = page(report)
-    assert "The 240 longest of 5,000 events are shown" in text
+    assert "Its turns and events: the 240 longest of 5,000; the export to Perfetto has all" in text
     bars = figures_of(text)["timeline-request-0"]["data"][0]
     assert len(bars["x"]) == 240
     assert max(bars["x"]) == pytest.approx(49.99)
