@@ -75,6 +75,7 @@ def _turn_times(turn: TurnSummary, number: int) -> TurnTimes:
         turn.sampled,
         turn.finish_reason,
         turn.has_tools,
+        tuple(turn.tools),
     )
 
 

@@ -17,6 +17,7 @@ from forebay.telemetry.analysis.lanes import CostliestSteps
 from forebay.telemetry.analysis.report import Finding, OutlierRequest, ProfileReport, StepSummary
 from forebay.telemetry.analysis.step_summary import summarise
 from forebay.telemetry.analysis.timeline import ProfileStep, Timeline
+from forebay.telemetry.analysis.trust import Distrust
 from forebay.telemetry.analysis.what_if import WhatIfs
 from forebay.telemetry.numbers import seconds_text, share_text
 
@@ -36,9 +37,11 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
     costliest = CostliestSteps()
     steps: list[str] = []
     workers: set[str] = set()
+    distrust = Distrust()
     with _collector_paused():
         for each in timeline.steps():
             steps.append(each.name)
+            distrust.look(each)
             if step is not None and each.name != step:
                 continue
             workers.update(request.worker for request in each.requests)
@@ -52,6 +55,8 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
     _check_known("worker", worker, sorted(workers))
     _complete(report, timeline)
     _add_findings(report, found, what_ifs)
+    report.findings = [finding for finding in report.findings if not distrust.hides(finding)]
+    report.notes += distrust.notes()
     report.lanes = costliest.results()
     return report
 
@@ -71,7 +76,8 @@ def _collector_paused() -> Iterator[None]:
 def _only_worker(step: ProfileStep, worker: str) -> ProfileStep:
     """The part of the step that concerns ``worker``."""
     requests = [request for request in step.requests if request.worker == worker]
-    return replace(step, requests=requests, worker_phases={worker: step.worker_phases.get(worker, {})})
+    phases = {worker: step.worker_phases.get(worker, {})}
+    return replace(step, requests=requests, worker_phases=phases, num_unlisted=0, num_unlisted_thrown=0)
 
 
 def _check_known(what: str, name: str | None, known: Sequence[str]) -> None:

@@ -61,7 +61,7 @@ def _add_attempts(request: Request, attempts: list[Attempt], made: list[EventsOf
 def _fit(request: Request) -> None:
     """Scale phases to the request's duration if attempts overlap, as copies of one rollout do."""
     total = sum(request.phases.values())
-    if total > request.duration_s * 1.001 and total > 0:
+    if request.num_attempts > 1 and total > request.duration_s * 1.001 and total > 0:
         scale = request.duration_s / total
         request.phases = {name: seconds * scale for name, seconds in request.phases.items()}
 

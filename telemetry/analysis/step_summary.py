@@ -54,8 +54,9 @@ def _clipped(begin: float, end: float, step: ProfileStep) -> tuple[float, float]
 
 
 def _add_requests(summary: StepSummary, step: ProfileStep) -> None:
-    summary.num_requests = len(step.requests)
+    summary.num_requests = len(step.requests) + step.num_unlisted
     summary.num_used = sum(request.is_used for request in step.requests)
+    summary.num_used += step.num_unlisted - step.num_unlisted_thrown
     for request in step.requests:
         summary.requests_by_worker[request.worker] = summary.requests_by_worker.get(request.worker, 0) + 1
     summary.requests_by_worker = dict(sorted(summary.requests_by_worker.items()))
@@ -115,7 +116,7 @@ def _add_thrown(summary: StepSummary, step: ProfileStep) -> None:
         if not request.is_used and request.ending in (*SURPLUS, "finished")
     }
     thrown = {name: request for name, request in unused.items() if request.discarded not in GIVEN_UP}
-    summary.thrown_requests = len(thrown)
+    summary.thrown_requests = len(thrown) + step.num_unlisted_thrown
     summary.thrown_tokens = sum(request.sampled_tokens for request in thrown.values())
     for request in thrown.values():
         summary.thrown_s += _seconds_in(step, request)

@@ -168,6 +168,14 @@ class ProfileStep:
     """The reads that delivered its groups; empty if the log has none."""
     is_open: bool = False
     """Whether the step had not ended when the log ended."""
+    num_unlisted: int = 0
+    """Requests that the log counts but does not describe …"""
+    num_unlisted_thrown: int = 0
+    """… and how many of them were thrown away."""
+    num_repeated: int = 0
+    """Requests that ended more than once at one worker."""
+    overlong: dict[str, float] = field(default_factory=dict)
+    """Requests ("" for a worker) of which a part lasts longer than its time stamps allow: how many times as long."""
 
     @property
     def duration_s(self) -> float:

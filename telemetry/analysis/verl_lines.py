@@ -23,19 +23,19 @@ _WORKER_KEYS = ("workid", "worker", "worker_id")
 _REQUEST_KEYS = ("request_id", "req_id", "rid")
 _KNOWN = {"timestamp", "event", "duration_sec", "extra", "step", *_WORKER_KEYS}
 
-_REQUEST, _LOOP, _TURN, _STATE, _PART, _OWN = range(6)
+_REQUEST, _LOOP, _TURN, STATE, _PART, _OWN = range(6)
 _DEPTHS = {
     "async_rollout_request_complete": _REQUEST,
     "main_loop": _LOOP,
     "turn_end": _TURN,
-    "pending_state_handling": _STATE,
-    "tool_calling_state": _STATE,
-    "interacting_state": _STATE,
-    "turn_pre_process": _STATE,
-    "turn_engine_call": _STATE,
-    "turn_post_process": _STATE,
-    "reward_calculation": _STATE,
-    "finalization": _STATE,
+    "pending_state_handling": STATE,
+    "tool_calling_state": STATE,
+    "interacting_state": STATE,
+    "turn_pre_process": STATE,
+    "turn_engine_call": STATE,
+    "turn_post_process": STATE,
+    "reward_calculation": STATE,
+    "finalization": STATE,
     "tool_creation_pending_state": _PART,
     "interaction_start_pending_state": _PART,
     "tool_execution": _PART,
@@ -76,7 +76,7 @@ def depth_of(event: str) -> int:
 
 def is_leaf(event: str) -> bool:
     """Whether an event is part of a turn or state, not a container."""
-    return depth_of(event) >= _STATE and not is_abort(event)
+    return depth_of(event) >= STATE and not is_abort(event)
 
 
 def phase_of(event: str) -> str:

@@ -13,7 +13,15 @@ from typing import Any
 from forebay.core.errors import InvalidInput
 from forebay.telemetry.analysis.requests import request_of
 from forebay.telemetry.analysis.timeline import NS, ProfileStep
+from forebay.telemetry.analysis.trust import CLEARLY
 from forebay.telemetry.analysis.verl_attempts import VerlEvent, attempt_of, own_times
+from forebay.telemetry.analysis.verl_checks import (
+    Completeness,
+    add_unlisted,
+    num_ends,
+    times_too_long,
+    worker_too_long,
+)
 from forebay.telemetry.analysis.verl_lines import (
     COMPLETE,
     LENGTH_STATS,
@@ -57,20 +65,19 @@ class VerlLog:
 
     def _read(self) -> "Iterator[tuple[int, _StepLines]]":
         self.problems, self.notes = BadLines(), []
-        without_total = 0
+        found = Completeness()
         for number, folder in self._folders:
-            lines = _StepLines()
+            lines, files = _StepLines(), set()
             for path in sorted(path for pattern in _FILES for path in folder.glob(pattern)):
-                for line in read_lines(path, path.name.partition(".")[0].removeprefix("worker_"), self.problems.add):
+                name = path.name.partition(".")[0]
+                for line in read_lines(path, name.removeprefix("worker_"), self.problems.add):
                     lines.add(line)
-            if lines.by_request or lines.by_worker or lines.totals:
-                without_total += not lines.totals
+                    files.add(name)
+            if files:
+                found.add(number, files, has_total=bool(lines.totals))
                 yield number, lines
-        if without_total:
-            self.notes.append(
-                f"{without_total} of {len(self._folders)} steps have no {STEP_TOTAL} in the log: "
-                "each is counted from its first start to its last end."
-            )
+                found.miscounted += lines.is_miscounted
+        self.notes += found.notes()
 
 
 def find_steps(folder: Path) -> list[tuple[int, Path]]:
@@ -108,6 +115,7 @@ class _StepLines:
         self.by_request: dict[str, list[VerlLine]] = defaultdict(list)
         self.by_worker: dict[str, list[VerlLine]] = defaultdict(list)
         self.totals: list[VerlLine] = []
+        self.is_miscounted = False
         self._workers: set[str] = set()
         self._begin, self._end = 1 << 63, 0
 
@@ -128,10 +136,17 @@ class _StepLines:
         """The step as a report needs it. Forgets the lines of its requests."""
         begin, end = self._bounds()
         step = ProfileStep(name, begin * NS, end * NS)
-        step.requests = [request_of([attempt]) for attempt in self.attempts()]
-        for request in step.requests:
+        for attempt, lines in self._attempts():
+            request = request_of([attempt])
             request.is_used = request.ending == "finished"
+            step.requests.append(request)
+            step.num_repeated += num_ends(lines) > 1
+            if (times := times_too_long(lines)) > CLEARLY:
+                step.overlong[request.request_id] = times
+        self.is_miscounted = not add_unlisted(step, (line for own in self.by_worker.values() for line in own))
         for worker, own in self.by_worker.items():
+            if (times := worker_too_long([*own, *(line for line in self.totals if line.worker == worker)])) > CLEARLY:
+                step.overlong[""] = times
             if phases := _phases_of_worker(own):
                 step.worker_phases[worker] = phases
             for line in own:
@@ -142,13 +157,17 @@ class _StepLines:
         return step
 
     def attempts(self) -> Iterator[Attempt]:
-        """One attempt for each request, whose lines are forgotten."""
+        """One attempt for each request."""
+        return (attempt for attempt, _ in self._attempts())
+
+    def _attempts(self) -> Iterator[tuple[Attempt, list[VerlLine]]]:
+        """Each attempt with its lines, which are then forgotten."""
         has_ends = any(line.event == COMPLETE for own in self.by_request.values() for line in own)
         windows = {worker: self._window(worker) for worker in self._workers}
         for request_id, own in self._requests():
             # A worker's file may contain only the filled slot of an aborted request.
             if any(not line.event.endswith(PADDING) for line in own):
-                yield attempt_of(request_id, own, windows[own[0].worker], has_ends)
+                yield attempt_of(request_id, own, windows[own[0].worker], has_ends), own
 
     def _requests(self) -> Iterator[tuple[str, list[VerlLine]]]:
         """Each request with its lines. An id that ended at several workers names a request of each."""

@@ -250,3 +250,9 @@ def test_what_finished_or_was_not_needed_did_not_fail(trace: PlantedTrace) -> No
     run.rollout("a/1", 0, 10, ending="aborted")
     (step,) = trace.steps()
     assert [request.failed for request in step.requests] == [[], []]
+
+
+def test_a_turn_knows_the_tools_that_it_called(trace: PlantedTrace) -> None:
+    run = trace.file("run")
+    run.rollout("a/0", 0, 10, turns=[(0, 6, {}, {"has_tools": True, "tools": ["search", "python"]}), (6, 10, {}, {})])
+    assert [turn.tools for turn in only_request(trace).turns] == [("search", "python"), ()]
