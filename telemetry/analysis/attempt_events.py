@@ -76,6 +76,7 @@ def _turn_times(turn: TurnSummary, number: int) -> TurnTimes:
         turn.finish_reason,
         turn.has_tools,
         tuple(turn.tools),
+        turn.engine_ns * NS if turn.engine_ns else None,
     )
 
 

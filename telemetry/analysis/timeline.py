@@ -44,6 +44,8 @@ class TurnTimes:
     has_tools: bool = False
     tools: tuple[str, ...] = ()
     """Names of the tools that it called, if known."""
+    engine_s: float | None = None
+    """The time of its calls as reported by the engine, which includes its queue."""
 
 
 class FailedAttempt(NamedTuple):

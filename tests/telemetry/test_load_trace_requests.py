@@ -252,7 +252,10 @@ def test_what_finished_or_was_not_needed_did_not_fail(trace: PlantedTrace) -> No
     assert [request.failed for request in step.requests] == [[], []]
 
 
-def test_a_turn_knows_the_tools_that_it_called(trace: PlantedTrace) -> None:
+def test_a_turn_has_its_tools_and_the_time_that_its_engine_reports(trace: PlantedTrace) -> None:
     run = trace.file("run")
-    run.rollout("a/0", 0, 10, turns=[(0, 6, {}, {"has_tools": True, "tools": ["search", "python"]}), (6, 10, {}, {})])
-    assert [turn.tools for turn in only_request(trace).turns] == [("search", "python"), ()]
+    run.rollout(
+        "a/0", 0, 10, turns=[(0, 6, {}, {"tools": ["search", "python"], "engine_ns": 2_500_000_000}), (6, 10, {}, {})]
+    )
+    turns = [(turn.tools, turn.engine_s) for turn in only_request(trace).turns]
+    assert turns == [(("search", "python"), 2.5), ((), None)]
