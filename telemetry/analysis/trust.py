@@ -1,11 +1,10 @@
 """Whether the data of a log can be true. Findings that would rest on data that cannot be are not reported."""
 
-from collections.abc import Container
 from itertools import pairwise
 from statistics import median
 
 from forebay.telemetry.analysis.report import Finding
-from forebay.telemetry.analysis.timeline import ProfileStep, Request
+from forebay.telemetry.analysis.timeline import ProfileStep
 
 NEED_TOKENS = ("long_answer", "slow_rate", "slow_engine")
 """Causes that are known only from the tokens of calls."""
@@ -25,44 +24,39 @@ class Distrust:
         self._bounds: list[tuple[float, float, str]] = []
         """End, begin and name of each step."""
         self._overlong: dict[str, float] = {}
+        """By step: how many times as long as possible its times are, as also in the next."""
+        self._repeated: dict[str, float] = {}
         self._requests: set[tuple[str, str]] = set()
         """Step and id of single requests that are doubted."""
-        self._repeated: list[str] = []
         self._num_calls = self._num_uncounted = 0
 
     def look(self, step: ProfileStep) -> None:
         """Note what cannot be true in ``step``."""
         self._bounds.append((step.end_s, step.begin_s, step.name))
+        overlong = dict(step.overlong)
         for request in step.requests:
-            calls = _calls(request)
-            self._num_calls += len(calls)
-            self._num_uncounted += sum(not tokens for tokens in calls)
+            if request.ending == "finished":
+                counts = [turn.sampled_tokens for turn in request.turns] or [request.sampled_tokens]
+                self._num_calls += len(counts)
+                self._num_uncounted += counts.count(0)
+            parts_s = sum(request.phases.values())
+            if parts_s > CLEARLY * request.duration_s > 0:
+                overlong[request.request_id] = parts_s / request.duration_s
         if 2 * step.num_repeated > len(step.requests):
-            self._repeated.append(step.name)
-            return
-        sums = {each.request_id: _sum_of_parts(each) for each in step.requests}
-        overlong = {name: times for name, times in sums.items() if times > CLEARLY} | step.overlong
-        if "" in overlong or len(overlong) > _SEVERAL * len(step.requests):
+            self._repeated[step.name] = 1.0
+        elif "" in overlong or len(overlong) > _SEVERAL * len(step.requests):
             self._overlong[step.name] = median(overlong.values())
         else:
             self._requests |= {(step.name, name) for name in overlong}
 
     def notes(self) -> list[str]:
         """One note for each doubt: what is wrong, in how many steps, and what follows."""
-        found = []
-        overlapping = self._overlapping()
-        for steps, what in (
+        doubts = (
             (self._overlong, "the parts of requests or workers add up to more than the whole"),
-            (overlapping, "the duration is longer than the time since the step before"),
-        ):
-            if steps:
-                unit = "; they seem to be milliseconds where seconds are expected" if _is_of_unit(steps) else ""
-                found.append(f"{self._share(steps)}, {what}: durations are wrong{unit}. {_NO_FINDINGS}")
-        if self._repeated:
-            found.append(
-                f"{self._share(self._repeated)}, most requests end more than once at the same worker: "
-                f"the log was written twice, or by two runs. {_NO_FINDINGS}"
-            )
+            (self._overlapping(), "the duration is longer than the time since the step before"),
+            (self._repeated, "most requests end twice at the same worker, as if the log had been written twice"),
+        )
+        found = [self._note(steps, what) for steps, what in doubts if steps]
         if self._lacks_tokens():
             found.append(
                 f"{self._num_uncounted:,} of {self._num_calls:,} calls have no number of sampled tokens: "
@@ -74,47 +68,30 @@ class Distrust:
         """Whether ``finding`` is based on data that cannot be true."""
         if finding.cause in NEED_TOKENS and self._lacks_tokens():
             return True
-        steps = {*self._overlong, *self._overlapping(), *self._repeated}
+        steps = self._overlong.keys() | self._overlapping().keys() | self._repeated.keys()
         path = finding.path
         if not path.step or finding.share_of == "run":
             return 2 * len(steps) > len(self._bounds)
         return path.step in steps or (path.step, path.request) in self._requests
 
+    def _note(self, steps: dict[str, float], what: str) -> str:
+        names = [name for _, _, name in self._bounds if name in steps]
+        named = f" ({', '.join(names)})" if len(names) <= _NAMED else ""
+        unit = "; durations seem to be milliseconds, not seconds" if median(steps.values()) > MILLISECONDS else ""
+        where = f"In {len(names)} of {len(self._bounds)} steps{named}"
+        return f"{where}, {what}{unit}. There are no findings about these steps."
+
     def _lacks_tokens(self) -> bool:
         return 2 * self._num_uncounted > self._num_calls
 
     def _overlapping(self) -> dict[str, float]:
-        """The steps that began clearly before the one before them ended, and how many times too long they are."""
+        """The steps that began clearly before the one before them ended."""
         ordered = sorted(self._bounds)
-        found = {}
-        for (before_s, _, _), (end_s, begin_s, name) in pairwise(ordered):
-            possible_s = max(end_s - before_s, 1e-9)
-            if end_s - begin_s > CLEARLY * possible_s:
-                found[name] = (end_s - begin_s) / possible_s
-        if 2 * len(found) > len(ordered) - 1 > 0:  # the first one cannot be checked
+        found = {
+            name: (end_s - begin_s) / max(end_s - before_s, 1e-9)
+            for (before_s, _, _), (end_s, begin_s, name) in pairwise(ordered)
+            if end_s - begin_s > CLEARLY * (end_s - before_s)
+        }
+        if 2 * len(found) > len(ordered) - 1 > 0:  # then the first one, which cannot be checked, is doubted too
             found.setdefault(ordered[0][2], median(found.values()))
         return found
-
-    def _share(self, steps: Container[str]) -> str:
-        names = [name for _, _, name in self._bounds if name in steps]
-        named = f" ({', '.join(names)})" if len(names) <= _NAMED else ""
-        return f"In {len(names)} of {len(self._bounds)} steps{named}"
-
-
-_NO_FINDINGS = "There are no findings about these steps."
-
-
-def _calls(request: Request) -> list[int]:
-    """The sampled tokens of each call that ended. A request without turns counts as one call."""
-    if request.ending != "finished":
-        return []
-    return [turn.sampled_tokens for turn in request.turns] or [request.sampled_tokens]
-
-
-def _sum_of_parts(request: Request) -> float:
-    """The sum of its phases, divided by its duration."""
-    return sum(request.phases.values()) / max(request.duration_s, 1e-9)
-
-
-def _is_of_unit(times: dict[str, float]) -> bool:
-    return median(times.values()) > MILLISECONDS

@@ -122,7 +122,7 @@ def read_lines(path: Path, worker: str, on_bad_line: OnBadLine) -> Iterator[Verl
         if not raw.strip():
             continue
         try:
-            yield _usual_line(raw, worker) or _line(_decode(raw), worker)
+            yield _line(_decode(raw), worker)
         except ValueError as error:
             on_bad_line(str(path), number, str(error))
 
@@ -153,41 +153,6 @@ def _lenient(raw: bytes) -> object:
         return json.loads(raw)
     except (ValueError, RecursionError):
         raise ValueError("not a complete line of JSON") from None
-
-
-class _Usual(msgspec.Struct, forbid_unknown_fields=True):
-    """The keys that nearly all lines have. Decoding only these takes half the time."""
-
-    event: str
-    timestamp: str | float
-    duration_sec: float | None = None
-    extra: msgspec.Raw = msgspec.Raw(b"{}")
-    workid: int | str = ""
-    step: int | None = None
-
-
-class _Ids(msgspec.Struct):
-    request_id: str = ""
-    req_id: None = None
-    rid: None = None
-
-
-_decode_usual = msgspec.json.Decoder(_Usual).decode
-_decode_ids = msgspec.json.Decoder(_Ids).decode
-
-
-def _usual_line(raw: bytes, worker: str) -> VerlLine | None:
-    """The line, if it has no other keys and no errors."""
-    try:
-        line = _decode_usual(raw)
-        ids = _decode_ids(line.extra)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if not line.event or not raw.isascii():
-        return None
-    worker = str(line.workid) if line.workid != "" else worker
-    times = _moment(line.timestamp), _duration(line.duration_sec)
-    return VerlLine(intern(line.event), *times, _plain(worker), intern(ids.request_id), bytes(line.extra))
 
 
 def _line(raw: dict[str, Any], worker: str) -> VerlLine:

@@ -15,13 +15,7 @@ from forebay.telemetry.analysis.requests import request_of
 from forebay.telemetry.analysis.timeline import NS, ProfileStep
 from forebay.telemetry.analysis.trust import CLEARLY
 from forebay.telemetry.analysis.verl_attempts import VerlEvent, attempt_of, own_times
-from forebay.telemetry.analysis.verl_checks import (
-    Completeness,
-    add_unlisted,
-    num_ends,
-    times_too_long,
-    worker_too_long,
-)
+from forebay.telemetry.analysis.verl_checks import add_unlisted, is_repeated, missing_parts, times_too_long
 from forebay.telemetry.analysis.verl_lines import (
     COMPLETE,
     LENGTH_STATS,
@@ -65,19 +59,27 @@ class VerlLog:
 
     def _read(self) -> "Iterator[tuple[int, _StepLines]]":
         self.problems, self.notes = BadLines(), []
-        found = Completeness()
+        files: dict[int, set[str]] = defaultdict(set)
+        without_total = miscounted = 0
         for number, folder in self._folders:
-            lines, files = _StepLines(), set()
+            lines = _StepLines()
             for path in sorted(path for pattern in _FILES for path in folder.glob(pattern)):
                 name = path.name.partition(".")[0]
                 for line in read_lines(path, name.removeprefix("worker_"), self.problems.add):
                     lines.add(line)
-                    files.add(name)
-            if files:
-                found.add(number, files, has_total=bool(lines.totals))
+                    files[number].add(name)
+            if number in files:
+                without_total += not lines.totals
                 yield number, lines
-                found.miscounted += lines.is_miscounted
-        self.notes += found.notes()
+                miscounted += lines.is_miscounted
+        if without_total:
+            self.notes.append(
+                f"{without_total} of {len(files)} steps have no {STEP_TOTAL} in the log: "
+                "each is counted from its first start to its last end."
+            )
+        if miscounted:
+            self.notes.append(f"{miscounted} of {len(files)} steps have lines of more requests than were monitored.")
+        self.notes += missing_parts(files)
 
 
 def find_steps(folder: Path) -> list[tuple[int, Path]]:
@@ -140,12 +142,13 @@ class _StepLines:
             request = request_of([attempt])
             request.is_used = request.ending == "finished"
             step.requests.append(request)
-            step.num_repeated += num_ends(lines) > 1
+            step.num_repeated += is_repeated(lines)
             if (times := times_too_long(lines)) > CLEARLY:
                 step.overlong[request.request_id] = times
         self.is_miscounted = not add_unlisted(step, (line for own in self.by_worker.values() for line in own))
         for worker, own in self.by_worker.items():
-            if (times := worker_too_long([*own, *(line for line in self.totals if line.worker == worker)])) > CLEARLY:
+            totals = [line for line in self.totals if line.worker == worker]
+            if (times := times_too_long([*totals, *own], STEP_TOTAL)) > CLEARLY:
                 step.overlong[""] = times
             if phases := _phases_of_worker(own):
                 step.worker_phases[worker] = phases

@@ -63,8 +63,8 @@ def test_files_and_steps_that_are_missing_are_noted(tmp_path: Path) -> None:
     (tmp_path / "step_6/worker_2.jsonl").write_text("")
     shutil.rmtree(tmp_path / "step_5")
     assert analyse(load(tmp_path)).notes == [
-        "Files are missing from the log: worker_2 (step 3, 6).",
-        "Steps are missing from the log: 5.",
+        "Files are missing from the log in 2 steps: 3 (worker_2), 6 (worker_2).",
+        "1 steps are missing from the log: 5.",
     ]
 
 
