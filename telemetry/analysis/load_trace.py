@@ -3,14 +3,14 @@
 ``step_plan.py`` decides which reads and groups make a step; ``requests.py`` builds requests from attempts.
 """
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 
 from forebay.core.errors import InvalidInput
-from forebay.telemetry.analysis.intervals import union
+from forebay.telemetry.analysis.intervals import gaps, union
 from forebay.telemetry.analysis.requests import request_of
 from forebay.telemetry.analysis.step_plan import StepPlan, end_of, plan_steps, satisfied_of
 from forebay.telemetry.analysis.timeline import NS, ProfileStep, ReadTimes, Request, Timeline
@@ -129,14 +129,9 @@ class TraceTimeline:
 class BusyEngines:
     """When each engine had requests, for any step, and how long it waited at a step's barrier."""
 
-    def __init__(self, times: Mapping[str, "array[int]"]) -> None:
+    def __init__(self, times: Mapping[str, Sequence[int]]) -> None:
         """``times``: by engine, begin and end of each of its requests in ns, one after another."""
-        self._begins: dict[str, array[int]] = {}
-        self._ends: dict[str, array[int]] = {}
-        for engine, flat in times.items():
-            busy = union(zip(flat[::2], flat[1::2], strict=True))
-            self._begins[engine] = array("q", (begin for begin, _ in busy))
-            self._ends[engine] = array("q", (end for _, end in busy))
+        self._busy = {engine: union(zip(flat[::2], flat[1::2], strict=True)) for engine, flat in times.items()}
 
     def barriers(self, requests: Iterable[Request], release_s: float) -> dict[str, dict[str, float]]:
         """By worker of ``requests``: the phase ``barrier_wait``, until ``release_s``."""
@@ -150,14 +145,10 @@ class BusyEngines:
 
     def _idle(self, engine: str, begin_s: float, end_s: float) -> float:
         """Seconds between the two times during which the engine had no request at all."""
-        if end_s <= begin_s:
-            return 0.0
         begin, end = round(begin_s / NS), round(end_s / NS)
-        begins, ends = self._begins.get(engine, array("q")), self._ends.get(engine, array("q"))
-        busy = 0
-        for number in range(bisect_left(ends, begin), bisect_left(begins, end)):
-            busy += max(0, min(ends[number], end) - max(begins[number], begin))
-        return max(0.0, (end - begin - busy) * NS)
+        busy = self._busy.get(engine, [])
+        first = bisect_left(busy, begin, key=itemgetter(1))
+        return sum(right - left for left, right in gaps(begin, end, busy[first:])) * NS
 
 
 def _name_after(before: StepPlan | None) -> str:

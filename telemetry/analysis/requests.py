@@ -34,7 +34,9 @@ def request_of(attempts: list[Attempt]) -> Request:
     if last.summary is not None:
         _add_summary(request, last.summary)
     else:
-        _add_counts(request)
+        request.prompt_tokens = sum(turn.prompt_tokens for turn in request.turns)
+        request.cached_tokens = sum(turn.cached_tokens for turn in request.turns)
+        request.sampled_tokens = sum(turn.sampled_tokens for turn in request.turns)
     for attempt in attempts:
         _add_lost_work(request, attempt, is_last=attempt is last)
     return request
@@ -95,10 +97,3 @@ def _failed_tool(attempt: Attempt) -> str:
     tools = [span for span in tools if span.at.get("error") != "CancelledError"]
     last = max(tools, key=lambda span: span.t + span.d, default=None)
     return str(last.at.get("tool") or "") if last and last.at.get("error", "") not in _HARMLESS else ""
-
-
-def _add_counts(request: Request) -> None:
-    for turn in request.turns:
-        request.prompt_tokens += turn.prompt_tokens
-        request.cached_tokens += turn.cached_tokens
-        request.sampled_tokens += turn.sampled_tokens

@@ -57,6 +57,7 @@ _PHASES = {
     "reward_calculation": "reward",
     "reward_duration": "reward",
     "barrier": "barrier_wait",
+    "async_rollout_with_monitoring_duration": "async_generate",
 }
 """Events that have another name in reports. All others keep their name, without ``_duration``."""
 
@@ -141,18 +142,13 @@ def _decode(raw: bytes) -> dict[str, Any]:
     try:
         line = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        line = _lenient(raw)
+        try:
+            line = json.loads(raw)  # accepts NaN and Infinity, which Python's json writes
+        except (ValueError, RecursionError):
+            raise ValueError("not a complete line of JSON") from None
     if not isinstance(line, dict):
         raise ValueError("not an object")
     return line
-
-
-def _lenient(raw: bytes) -> object:
-    """Parse NaN and Infinity, which Python's ``json`` writes. The line is complete, but its time is wrong."""
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        raise ValueError("not a complete line of JSON") from None
 
 
 def _line(raw: dict[str, Any], worker: str) -> VerlLine:
@@ -163,12 +159,8 @@ def _line(raw: dict[str, Any], worker: str) -> VerlLine:
     info = {key: value for key, value in raw.items() if key not in _KNOWN}
     info |= extra if isinstance(extra, dict) else {}
     times = _moment(raw.get("timestamp")), _duration(raw.get("duration_sec"))
-    worker, request_id = _first(raw, _WORKER_KEYS, worker), _first(info, _REQUEST_KEYS, "")
-    return VerlLine(intern(event), *times, _plain(worker), intern(request_id), msgspec.json.encode(info))
-
-
-def _plain(worker: str) -> str:
-    return intern(worker.removeprefix("worker_"))
+    worker, request_id = _first(raw, _WORKER_KEYS, worker).removeprefix("worker_"), _first(info, _REQUEST_KEYS, "")
+    return VerlLine(intern(event), *times, intern(worker), intern(request_id), msgspec.json.encode(info))
 
 
 def _first(values: dict[str, Any], keys: tuple[str, ...], default: str) -> str:

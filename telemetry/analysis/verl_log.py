@@ -203,7 +203,7 @@ def _phases_of_worker(own: list[VerlLine]) -> dict[str, float]:
     if not any(line.event in WORKER_DEPTHS for line in timed):
         timed += [line for line in own if line.event == MONITORING and line.d is not None]
     events = [
-        VerlEvent(line.begin, line.end, WORKER_DEPTHS.get(line.event, 2), _name_of(line.event), {}) for line in timed
+        VerlEvent(line.begin, line.end, WORKER_DEPTHS.get(line.event, 2), phase_of(line.event), {}) for line in timed
     ]
     if not events:
         return {}
@@ -211,10 +211,6 @@ def _phases_of_worker(own: list[VerlLine]) -> dict[str, float]:
     begin, end = min(event.begin for event in events), max(event.end for event in events)
     shares = dict.fromkeys((event.phase for event in events), 0.0) | exclusive_shares(intervals, begin, end)
     return {name: share * NS for name, share in shares.items()}
-
-
-def _name_of(event: str) -> str:
-    return "async_generate" if event == MONITORING else phase_of(event)
 
 
 def _lengths(info: dict[str, Any]) -> list[int]:
