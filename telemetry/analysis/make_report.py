@@ -51,6 +51,7 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
             found += own
             what_ifs.add(seen, summary)
             costliest.add(seen, summary, own)
+            del each, seen  # frees the step before the next one is read
     _check_known("step", step, steps)
     _check_known("worker", worker, sorted(workers))
     _complete(report, timeline)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from forebay.telemetry.analysis.timeline import ProfileStep
 from forebay.telemetry.analysis.trust import MILLISECONDS
-from forebay.telemetry.analysis.verl_lines import COMPLETE, MONITORING, STATE, STEP_TOTAL, VerlLine, depth_of, number_of
+from forebay.telemetry.analysis.verl_lines import COMPLETE, MONITORING, STATE, VerlLine, depth_of, number_of
 
 _RESOLUTION_NS = 2_000
 
@@ -20,12 +20,13 @@ def times_too_long(lines: list[VerlLine], event: str = COMPLETE) -> float:
     claimed = whole.d / max(whole.end - min(starts), 1) if starts else 0.0
     if claimed > MILLISECONDS:  # a start may be logged late, so only a wrong unit is certain
         return claimed
+    counts = Counter(line.event for line in lines)
     parts = sorted(
         (line.begin, line.end)
         for line in lines
-        if whole.begin + _RESOLUTION_NS < line.end <= whole.end + _RESOLUTION_NS
+        if ((line.d or 0) > whole.d or _is_sequential(line.event, counts))
+        and whole.begin + _RESOLUTION_NS < line.end <= whole.end + _RESOLUTION_NS
         and line.event != event
-        and (event == STEP_TOTAL or depth_of(line.event) == STATE or (line.d or 0) > whole.d)
     )
     total, first, last = 0, 0, 0
     for begin, end in parts:
@@ -33,6 +34,12 @@ def times_too_long(lines: list[VerlLine], event: str = COMPLETE) -> float:
             total += end - (begin if begin > first + _RESOLUTION_NS else last)
             first, last = begin, end
     return total / whole.d
+
+
+def _is_sequential(event: str, counts: Counter[str]) -> bool:
+    """Whether verl runs ``event`` alone: a state of a request, or a phase that a worker has once."""
+    is_phase = event.endswith("_duration") and event not in ("reward_duration", MONITORING)
+    return depth_of(event) == STATE or (is_phase and counts[event] == 1)
 
 
 def is_repeated(lines: Iterable[VerlLine]) -> bool:

@@ -70,6 +70,20 @@ def test_parts_that_are_longer_than_the_whole_are_noted(tmp_path: Path, change: 
     ]
 
 
+def test_what_a_worker_does_at_the_same_time_may_add_up_to_more(tmp_path: Path) -> None:
+    def with_rewards(line: Line) -> list[Line]:
+        if line["event"] != "total_step_duration":
+            return [line]
+        end, lasts = datetime.fromisoformat(line["timestamp"]), 0.6 * line["duration_sec"]
+        rewards = [line | {"event": "reward_duration", "duration_sec": lasts}]
+        for place in range(4):
+            moment = (end - timedelta(seconds=place)).isoformat(timespec="microseconds")
+            rewards.append(line | {"event": "judge_duration", "duration_sec": lasts, "timestamp": moment})
+        return [*rewards, line]
+
+    assert report_of(tmp_path, with_rewards).notes == []
+
+
 def test_a_single_request_that_cannot_be_true_has_no_finding_and_the_others_do(tmp_path: Path) -> None:
     steps = steps_with_a_fault()
     wrong = steps[1].workers["0"][3].request_id
