@@ -95,7 +95,8 @@ class BatchRoute(SampleRoute):
             has_begun = True
             read.begins(reply.num_bytes)
             with watched(call.scope, partial(delivery.leases.patience_s, batch.batch_id)):
-                has_arrived = await send_reply(call.send, reply, client.done, lambda: delivery.confirm(batch))
+                confirm = partial(read.stored, delivery, batch)
+                has_arrived = await send_reply(call.send, reply, client.done, confirm)
         except StorageFailed as error:
             await delivery.broken(batch, error)
             if has_begun:  # the reply has started, so the error can only close the connection

@@ -7,9 +7,10 @@ import asyncio
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
 from forebay.buffer.change_records import TraceSink
-from forebay.buffer.reads.delivery import LeasedBatch
+from forebay.buffer.reads.delivery import Delivery, LeasedBatch
 from forebay.buffer.reads.selection import ReadRequest
 from forebay.core.errors import ForebayError, RunEnded
 from forebay.telemetry.tracing.records import Open, Read, Span
@@ -37,6 +38,15 @@ class _Wait:
     ended_s: float = 0.0
     """When its last poll was answered without groups."""
     worst: str = ""
+
+
+class ReplyTimes(NamedTuple):
+    """Times of a reply's first and last byte (0: not sent), how long the last one waited for the disk, and the size."""
+
+    first_s: float = 0.0
+    sent_s: float = 0.0
+    disk_s: float = 0.0
+    num_bytes: int = 0
 
 
 class ReadRecords:
@@ -81,10 +91,10 @@ class ReadRecords:
         at = {"num_polls": wait.num_polls} | ({} if step is None else {"step": step})
         self._sink.write(Open(name="read", t=self._sink.at(wait.asked_s), id=wait.id, at=at))
 
-    def write(self, wait: _Wait, batch: LeasedBatch | None = None, times: tuple[float, float, int] = (0, 0, 0)) -> None:
-        """Record a finished read; ``times`` has the times of its first and last byte, and the number of bytes."""
+    def write(self, wait: _Wait, batch: LeasedBatch | None = None, reply: "ReplyTimes | None" = None) -> None:
+        """Record a finished read."""
         sink, t = self._sink, self._sink.at(wait.asked_s)
-        first_s, sent_s, num_bytes = times
+        first_s, sent_s, disk_s, num_bytes = reply or ReplyTimes()
         read = Read(t=t, id=wait.id, num_polls=wait.num_polls, weights=self._weight_version(), worst=wait.worst)
         if wait.num_polls > 1:
             read.last_asked = sink.at(wait.last_asked_s)
@@ -96,6 +106,7 @@ class ReadRecords:
             read.judged = sink.at(batch.chosen_at_s)
             read.batch, read.step, read.num_rows = batch.batch_id, batch.row.step, batch.row.num_rows
             read.groups, read.num_bytes = list(batch.row.group_ids), num_bytes
+            read.disk = round(disk_s * 1e9)
             read.first_byte = sink.at(first_s) if first_s else 0
             read.sent = sink.at(sent_s) if sent_s else 0
         sink.write(read)
@@ -111,7 +122,7 @@ class TracedRead:
         self._wait = wait
         self._step = request.step
         self._batch: LeasedBatch | None = None
-        self._first_s = 0.0
+        self._first_s = self._disk_s = 0.0
         self._num_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         left_s = NOTED_AFTER_S - (monotonic() - wait.asked_s)
@@ -138,6 +149,14 @@ class TracedRead:
         """Record the start of the reply."""
         self._first_s, self._num_bytes = monotonic(), num_bytes
 
+    async def stored(self, delivery: Delivery, batch: LeasedBatch) -> bool:
+        """Whether ``delivery`` confirms the batch, which waits until its lease is on the disk."""
+        begun_s = monotonic()
+        try:
+            return await delivery.confirm(batch)
+        finally:
+            self._disk_s = monotonic() - begun_s
+
     def failed(self, error: BaseException) -> None:
         """Record that the request ended without a complete reply."""
         if isinstance(error, RunEnded):  # a client that misses this error keeps polling
@@ -153,7 +172,8 @@ class TracedRead:
             self._wait.worst = CLIENT_GONE
         self._wait.worst = "" if is_sent else self._wait.worst
         self._wait.ended_s = now_s = monotonic()
-        self._records.write(self._wait, self._batch, (self._first_s, now_s if is_sent else 0.0, self._num_bytes))
+        reply = ReplyTimes(self._first_s, now_s if is_sent else 0.0, self._disk_s, self._num_bytes)
+        self._records.write(self._wait, self._batch, reply)
 
 
 def _key(request: ReadRequest) -> Hashable:

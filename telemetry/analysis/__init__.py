@@ -13,8 +13,9 @@ make a step. For verl's log, ``verl_log.py`` finds the steps, ``verl_lines.py`` 
 builds attempts. ``requests.py`` turns attempts of either kind into requests, with ``attempt_events.py``.
 
 ``completion.py`` describes when requests ended, and when none did; ``what_if.py`` what lower caps would have saved;
-``general_sentences.py`` what is true of all steps; ``findings/`` names causes. ``robust.py`` has statistics,
-``intervals.py`` operations on intervals. ``compare.py`` compares reports.
+``general_sentences.py`` what is true of all steps; ``causes/`` names causes; ``lanes.py`` has the
+requests of a step over time. ``robust.py`` has statistics, ``intervals.py`` operations on intervals. ``compare.py``
+compares reports.
 """
 
 from typing import TYPE_CHECKING

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from statistics import fmean
 
-from forebay.telemetry.analysis.findings.run_findings import outlier_steps
+from forebay.telemetry.analysis.causes.step_trends import outlier_steps
 from forebay.telemetry.analysis.report import (
     ComparedRun,
     ComparedStep,

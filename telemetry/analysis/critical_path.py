@@ -6,6 +6,7 @@ the event that ended last. The parts add up to the wait.
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from forebay.telemetry.analysis.report import EventPath, PathPart
@@ -14,16 +15,33 @@ from forebay.telemetry.analysis.timeline import SURPLUS, Event, ProfileStep, Rea
 LATE_TRAINER = "late_trainer"
 """The event on the path of a step that did not have to wait for any group."""
 
+_STARTS = ("admission", "write")
+
 SHORTEST_S = 1e-4
 """Shorter parts are clock differences or rounding, and are added to their neighbour."""
 
 
-class CriticalPath(NamedTuple):
-    """A step's path in chronological order."""
+class PathOfWait(NamedTuple):
+    """The path of one wait in chronological order."""
 
+    begin_s: float
+    end_s: float
+    request: Request | None
+    """The request that was waited for last."""
     parts: list[PathPart]
+
+
+class CriticalPath(NamedTuple):
+    """The paths of a step's waits in chronological order."""
+
+    waits: list[PathOfWait]
     beyond_next_s: float | None
     """How much later the last group was ready than the one before; None if there is only one."""
+
+    @property
+    def parts(self) -> list[PathPart]:
+        """All parts in chronological order."""
+        return [part for wait in self.waits for part in wait.parts]
 
 
 class _Wait(NamedTuple):
@@ -37,44 +55,49 @@ class _Wait(NamedTuple):
 
 def critical_path(step: ProfileStep) -> CriticalPath:
     """The path of the step's waits, one after another if several reads delivered its groups."""
-    parts: list[PathPart] = []
+    paths: list[PathOfWait] = []
     beyond: list[float] = []
     until = step.begin_s
     for wait in _waits(step):
         begin, end = max(wait.asked, until), min(wait.satisfied, step.end_s)
         if end < begin:
             continue
-        parts += _path_of_wait(step, wait, begin, end)
+        paths.append(_path_of_wait(step, wait, begin, end))
         beyond += _beyond_next(step, wait, begin, end)
         until = end
-    return CriticalPath(parts, sum(beyond) if beyond else None)
+    return CriticalPath(paths, sum(beyond) if beyond else None)
 
 
 def _waits(step: ProfileStep) -> list[_Wait]:
     if step.reads:
         return sorted(_of_read(read) for read in step.reads)
     groups = list(step.ready_s)
-    asked = step.begin_s if step.asked_s is None else step.asked_s
-    satisfied = step.end_s if step.satisfied_s is None else step.satisfied_s
-    return [_Wait(asked, satisfied, step.released_by, groups)]
+    if step.asked_s is not None or not step.requests or step.ready_s:
+        asked = step.begin_s if step.asked_s is None else step.asked_s
+        satisfied = step.end_s if step.satisfied_s is None else step.satisfied_s
+        return [_Wait(asked, satisfied, step.released_by, groups)]
+    # A log of workers: before and after its requests, a step spends its time on phases of the workers.
+    needed = [request for request in step.requests if request.ending not in SURPLUS] or step.requests
+    return [_Wait(min(each.begin_s for each in needed), max(each.end_s for each in needed), "", groups)]
 
 
 def _of_read(read: ReadTimes) -> _Wait:
     return _Wait(read.asked_s, read.satisfied_s, read.by, read.groups)
 
 
-def _path_of_wait(step: ProfileStep, wait: _Wait, begin: float, end: float) -> list[PathPart]:
+def _path_of_wait(step: ProfileStep, wait: _Wait, begin: float, end: float) -> PathOfWait:
     group = wait.by or max(wait.groups, key=lambda each: step.ready_s.get(each, begin), default="")
     ready = min(step.ready_s.get(group, end), end)
     if wait.groups and group in step.ready_s and ready <= begin:
-        return [PathPart(begin_s=begin, seconds=end - begin, path=EventPath(step=step.name, event=LATE_TRAINER))]
+        path = EventPath(step=step.name, event=LATE_TRAINER)
+        return PathOfWait(begin, end, None, [PathPart(begin_s=begin, seconds=end - begin, path=path)])
     last = _last_written(step, group, end if step.is_open else ready)
     if last is None:
         path = EventPath(step=step.name, group=group, event="unknown")
-        return [PathPart(begin_s=begin, seconds=end - begin, path=path)]
+        return PathOfWait(begin, end, None, [PathPart(begin_s=begin, seconds=end - begin, path=path)])
     parts = _Backwards(step, last, begin, end)
     parts.go()
-    return parts.in_order()
+    return PathOfWait(begin, end, last, parts.in_order())
 
 
 def _last_written(step: ProfileStep, group: str, ready: float) -> Request | None:
@@ -109,7 +132,20 @@ class _Backwards:
             self._take(max(end, request.begin_s), "agent")
             self._take(max(event.begin_s, request.begin_s), event.name, turn=event.turn)
         self._take(request.begin_s, "agent" if request.events else _largest(request))
+        for event in _by_last_end(self._starts_of_others(), self._cursor):
+            self._take(event.end_s, "queue", of_step=True)
+            self._take(event.begin_s, event.name, of_step=True)
         self._take(self._begin, "queue", of_step=True)
+
+    def _starts_of_others(self) -> list[Event]:
+        """What earlier requests waited for before their first call: groups are started one after another."""
+        return [
+            event
+            for other in self._step.requests
+            if other.begin_s < self._request.begin_s
+            for event in takewhile(lambda event: event.turn is None, other.events)
+            if event.name in _STARTS and event.end_s > self._begin
+        ]
 
     def _take(self, until: float, event: str, *, turn: int | None = None, of_step: bool = False) -> None:
         """Go back to ``until``; ``event`` takes that time."""

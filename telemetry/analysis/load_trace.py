@@ -91,6 +91,9 @@ class TraceTimeline:
         release = max(delivered, default=step.satisfied_s or step.end_s)
         step.worker_phases = self._busy.barriers(step.requests, min(release, step.end_s))
         begin = min((request.begin_s for request in step.requests), default=step.begin_s)
+        if delivered and step.asked_s is not None:
+            step.idle_s = self._busy.all_idle_s(max(step.begin_s, release), step.asked_s)
+        step.shared = [each for each in self._index.shared if each.end_s > begin and each.begin_s < step.end_s]
         step.standstills = [
             stall for stall in self._index.standstills if stall.end_s >= begin and stall.begin_s <= step.end_s
         ]
@@ -143,6 +146,10 @@ class BusyEngines:
             worker: {"barrier_wait": self._idle(worker, end_s, release_s)} for worker, end_s in sorted(ended.items())
         }
 
+    def all_idle_s(self, begin_s: float, end_s: float) -> float | None:
+        """About how long no engine had a request between the two times; None without engines."""
+        return min((self._idle(engine, begin_s, end_s) for engine in self._begins), default=None)
+
     def _idle(self, engine: str, begin_s: float, end_s: float) -> float:
         """Seconds between the two times during which the engine had no request at all."""
         begin, end = round(begin_s / NS), round(end_s / NS)
@@ -164,7 +171,11 @@ def _add_reads(step: ProfileStep, reads: Sequence[Read]) -> None:
     step.satisfied_s, step.released_by = max(last.satisfied_s, step.asked_s), last.by
     step.delivery_phases = {
         "hooks": sum(map(_hooks_s, step.reads, reads)),
-        "delivery": sum(read.sent_s - read.judged_s for read in step.reads),
+        "write": sum(read.disk for read in reads) * NS,
+        "delivery": sum(
+            max(0.0, times.sent_s - times.judged_s - read.disk * NS)
+            for times, read in zip(step.reads, reads, strict=True)
+        ),
     }
 
 

@@ -1,7 +1,7 @@
 """Builds the report from a timeline, step by step: only one step is in memory at a time.
 
-For each step: the summary (``step_summary.py``) with its critical path (``critical_path.py``), then curves, gaps and
-outliers, and the findings (``findings/``). Findings are ranked by the seconds they cost. Recurring ones are merged.
+For each step: its critical path (``critical_path.py``), its summary (``step_summary.py``), curves and gaps, and what it
+waited for (``causes/``). Findings are ranked by the seconds they cost. Recurring ones are merged.
 """
 
 import gc
@@ -12,7 +12,11 @@ from dataclasses import replace
 
 from forebay.core.errors import InvalidInput
 from forebay.telemetry.analysis import completion, general_sentences
-from forebay.telemetry.analysis.findings import request_outliers, run_findings, step_findings
+from forebay.telemetry.analysis.causes import step_trends
+from forebay.telemetry.analysis.causes.engine_totals import EngineTotals
+from forebay.telemetry.analysis.causes.explain_step import explain
+from forebay.telemetry.analysis.causes.failures import Failures
+from forebay.telemetry.analysis.critical_path import critical_path
 from forebay.telemetry.analysis.lanes import CostliestSteps
 from forebay.telemetry.analysis.report import Finding, OutlierRequest, ProfileReport, StepSummary
 from forebay.telemetry.analysis.step_summary import summarise
@@ -22,19 +26,18 @@ from forebay.telemetry.analysis.what_if import WhatIfs
 from forebay.telemetry.numbers import seconds_text, share_text
 
 MAX_FINDINGS = 50
-_MAX_OUTLIERS = 200
+_MAX_OUTLIERS = 60
 _MAX_GAPS = 500
 _PER_STEP = 10
 _RECURS = 3
 """The same cause in this many steps becomes one finding."""
+_OF_ENGINES = ("slow_engine", "cold_cache", "network", "slow_rate", "stalled_engine", "barrier")
 
 
 def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None = None) -> ProfileReport:
     """A report on all steps or one, and on all workers or one. Raises ``InvalidInput`` for an unknown name."""
     report = ProfileReport(source=timeline.source)
-    found: list[Finding] = []
-    what_ifs = WhatIfs()
-    costliest = CostliestSteps()
+    run = _WholeRun()
     steps: list[str] = []
     workers: set[str] = set()
     distrust = Distrust()
@@ -45,20 +48,14 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
             if step is not None and each.name != step:
                 continue
             workers.update(request.worker for request in each.requests)
-            seen = each if worker is None else _only_worker(each, worker)
-            summary = summarise(seen, whole=each)
-            own = _add_step(report, seen, summary)
-            found += own
-            what_ifs.add(seen, summary)
-            costliest.add(seen, summary, own)
-            del each, seen  # frees the step before the next one is read
+            _add_step(report, run, each, worker)
+            del each  # frees the step before the next one is read
     _check_known("step", step, steps)
     _check_known("worker", worker, sorted(workers))
     _complete(report, timeline)
-    _add_findings(report, found, what_ifs)
+    _add_findings(report, run)
     report.findings = [finding for finding in report.findings if not distrust.hides(finding)]
     report.notes += distrust.notes()
-    report.lanes = costliest.results()
     return report
 
 
@@ -87,17 +84,39 @@ def _check_known(what: str, name: str | None, known: Sequence[str]) -> None:
         raise InvalidInput(f"there is no {what} {name!r} (known: {shown})", field=what)
 
 
-def _add_step(report: ProfileReport, step: ProfileStep, summary: StepSummary) -> list[Finding]:
-    """The findings of ``step``, of which nothing else is kept."""
+class _WholeRun:
+    """What is collected over all steps."""
+
+    def __init__(self) -> None:
+        self.found: list[Finding] = []
+        """Findings of single steps."""
+        self.unsure: list[Finding] = []
+        self.what_ifs = WhatIfs()
+        self.engines = EngineTotals()
+        self.failures = Failures()
+        self.costliest = CostliestSteps()
+
+
+def _add_step(report: ProfileReport, run: _WholeRun, whole: ProfileStep, worker: str | None) -> None:
+    """Add what is kept of a step, or of its part that concerns ``worker``."""
+    path = critical_path(whole)
+    step = whole if worker is None else _only_worker(whole, worker)
+    summary = summarise(step, path)
     gaps = completion.gaps_of(step, summary)
-    outliers = request_outliers.per_step(step, summary, gaps)
+    explained = explain(step, summary, path, gaps, run.engines.calls)
+    summary.s_per_token = explained.book.s_per_token
     report.steps.append(summary)
     report.curves += completion.curves_of(step, summary)
     report.gaps += gaps
-    report.outliers += outliers
+    report.outliers += explained.requests
     if len(report.outliers) > 2 * _MAX_OUTLIERS:
         report.outliers = _worst(report.outliers)
-    return step_findings.per_step(step, summary, outliers, gaps)[:_PER_STEP]
+    run.found += explained.findings[:_PER_STEP]
+    run.unsure += explained.unsure
+    run.what_ifs.add(step, summary)
+    run.engines.add(explained.book, step.requests)
+    run.failures.add(step)
+    run.costliest.add(step, summary, explained.findings)
 
 
 def _complete(report: ProfileReport, timeline: Timeline) -> None:
@@ -112,17 +131,21 @@ def _complete(report: ProfileReport, timeline: Timeline) -> None:
     report.notes = list(timeline.notes)
 
 
-def _add_findings(report: ProfileReport, found: list[Finding], what_ifs: WhatIfs) -> None:
-    """Combine the findings of single steps (``found``) with those that need all steps."""
+def _add_findings(report: ProfileReport, run: _WholeRun) -> None:
+    """Combine the findings of single steps with those that need all steps."""
     steps = report.steps
     report.outliers = _worst(report.outliers)
     report.gaps = sorted(report.gaps, key=lambda gap: gap.begin_s - gap.end_s)[:_MAX_GAPS]
-    report.whatifs = what_ifs.results()
-    report.constant_phases = run_findings.constant_phases(steps)
-    slow = run_findings.slow_steps(steps, found)
-    constant = run_findings.of_constant_phases(report.constant_phases, steps)
-    report.findings = ranked([*found, *slow, *constant], steps)
-    report.sentences = [*general_sentences.over_steps(steps), *what_ifs.sentences()]
+    report.whatifs = run.what_ifs.results()
+    report.engines = run.engines.figures()
+    report.lanes = run.costliest.results()
+    report.constant_phases = step_trends.constant_phases(steps)
+    constant = step_trends.of_constant_phases(report.constant_phases, steps)
+    step_trends.recurring_stalls(run.found, steps)
+    over_steps = step_trends.over_steps(steps, run.found, run.unsure)
+    found = ranked([*run.found, *over_steps, *constant], steps)
+    report.findings = [*run.failures.findings(report.total_s), *found]
+    report.sentences = [*run.failures.sentences(), *general_sentences.over_steps(steps), *run.what_ifs.sentences()]
     report.sentences += [phase.sentence for phase in report.constant_phases]
 
 
@@ -135,7 +158,7 @@ def ranked(found: Sequence[Finding], steps: Sequence[StepSummary]) -> list[Findi
     total_s = sum(step.seconds for step in steps)
     by_cause: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in found:
-        by_cause[finding.cause, finding.path.event].append(finding)
+        by_cause[finding.cause, _place_of(finding)].append(finding)
     merged: list[Finding] = []
     for own in by_cause.values():
         num_steps = len({finding.path.step for finding in own})
@@ -144,6 +167,11 @@ def ranked(found: Sequence[Finding], steps: Sequence[StepSummary]) -> list[Findi
         else:
             merged += own
     return sorted(merged, key=lambda finding: -finding.seconds)[:MAX_FINDINGS]
+
+
+def _place_of(finding: Finding) -> str:
+    """The engine or worker if the cause is one's own, else the event."""
+    return finding.path.worker if finding.cause in _OF_ENGINES else finding.path.event
 
 
 def _together(own: Sequence[Finding], num_steps: int, of: int, total_s: float) -> Finding:
@@ -155,6 +183,7 @@ def _together(own: Sequence[Finding], num_steps: int, of: int, total_s: float) -
         cause=worst.cause,
         seconds=seconds,
         share=share,
+        share_of="run",
         sentence=text + "Worst: " + worst.sentence[:1].lower() + worst.sentence[1:],
         path=worst.path,
     )

@@ -60,6 +60,12 @@ class StepSummary(msgspec.Struct, kw_only=True):
     """Whether the step had not ended when the log ended."""
     num_requests: int = 0
     num_used: int = 0
+    outside_s: dict[str, float] = {}
+    """Seconds outside requests, by phase: ``train``, ``hooks``, ``delivery``, and those in ``worker_s``."""
+    worker_s: dict[str, float] = {}
+    """Phases of workers (``preprocessing``, …): seconds of the slowest worker."""
+    s_per_token: float | None = None
+    """Mean seconds of an engine's work per sampled token."""
     critical_path: list[PathPart] = []
     beyond_next_s: float | None = None
     """How much later the last group was ready than the one before it."""

@@ -42,6 +42,14 @@ def log_deviations(values: Sequence[float], least_spread: float = MIN_LOG_SPREAD
     return [(value - center) / spread for value in logs]
 
 
+def deviation_of(value: float, values: Sequence[float], least_spread: float, most_spread: float) -> float:
+    """As ``log_deviations``, of one value among ``values``; the spread is at least and at most the given ones."""
+    logs = [math.log(max(each, 1e-3)) for each in values]
+    center = median(logs)
+    spread = MAD_TO_SIGMA * median([abs(each - center) for each in logs])
+    return (math.log(max(value, 1e-3)) - center) / min(max(spread, least_spread), most_spread)
+
+
 def variation(values: Sequence[float]) -> float:
     """The coefficient of variation; 0.0 for fewer than two values, or a mean of 0."""
     if len(values) < 2:

@@ -8,25 +8,27 @@ from collections.abc import Iterable
 from math import ceil
 
 from forebay.core.group import DiscardReason
-from forebay.telemetry.analysis.critical_path import critical_path
+from forebay.telemetry.analysis.critical_path import CriticalPath
 from forebay.telemetry.analysis.intervals import covered
 from forebay.telemetry.analysis.report import StepSummary
 from forebay.telemetry.analysis.robust import percentile
 from forebay.telemetry.analysis.timeline import SURPLUS, ProfileStep, Request
 
 ENGINE_PHASES = frozenset({"engine", "engine_queue", "prefill", "decode"})
+_OF_REQUESTS = ("barrier_wait", "async_generate", "engine_async_generate")
+"""Phases of workers in which requests run, or which wait for them."""
 GIVEN_UP = frozenset(DiscardReason) - {DiscardReason.STALE}
 """Reasons for discarding a group because of its content. A stale group was never needed, so it counts as surplus."""
 SLOWEST = 0.2
 """The share of requests whose rewards are compared with those of the rest."""
 
 
-def summarise(step: ProfileStep, *, whole: ProfileStep | None = None) -> StepSummary:
-    """The summary of ``step``. If ``step`` is limited to one worker, ``whole`` is used for the critical path."""
+def summarise(step: ProfileStep, path: CriticalPath) -> StepSummary:
+    """The summary of ``step``, which may be limited to one worker; ``path`` is that of the whole step."""
     summary = StepSummary(name=step.name, begin_s=step.begin_s, seconds=step.duration_s, is_open=step.is_open)
     _add_times(summary, step)
-    path = critical_path(whole or step)
     summary.critical_path, summary.beyond_next_s = path.parts, path.beyond_next_s
+    _add_outside(summary, step)
     _add_requests(summary, step)
     _add_phases(summary, step)
     _add_lengths(summary, step)
@@ -47,6 +49,15 @@ def _add_times(summary: StepSummary, step: ProfileStep) -> None:
     summary.wait_s = covered(waits)
     summary.send_s = covered(busy) - summary.wait_s
     summary.train_s = step.duration_s - summary.wait_s - summary.send_s
+
+
+def _add_outside(summary: StepSummary, step: ProfileStep) -> None:
+    for phases in step.worker_phases.values():
+        for name, seconds in phases.items():
+            if name not in _OF_REQUESTS:
+                summary.worker_s[name] = max(summary.worker_s.get(name, 0.0), seconds)
+    train = {} if summary.train_s is None else {"train": summary.train_s}
+    summary.outside_s = {**train, **step.delivery_phases, **summary.worker_s}
 
 
 def _clipped(begin: float, end: float, step: ProfileStep) -> tuple[float, float]:

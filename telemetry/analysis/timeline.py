@@ -119,6 +119,16 @@ class Standstill:
 
 
 @dataclass(slots=True)
+class SharedEngine:
+    """A time in which other runs used some of the run's engines."""
+
+    begin_s: float
+    end_s: float
+    engines: list[str]
+    runs: list[str]
+
+
+@dataclass(slots=True)
 class ReadTimes:
     """One read that delivered groups to a step."""
 
@@ -162,6 +172,9 @@ class ProfileStep:
     delivery_phases: dict[str, float] = field(default_factory=dict)
     """``hooks``, ``delivery``: seconds spent on making the reply."""
     standstills: list[Standstill] = field(default_factory=list)
+    shared: list[SharedEngine] = field(default_factory=list)
+    idle_s: float | None = None
+    """How long no request ran between its last group and its read; None if unknown."""
     length_cap: int | None = None
     """The largest number of tokens in a response, if known."""
     response_tokens: list[int] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass
 
-from forebay.telemetry.analysis.timeline import NS, Standstill
+from forebay.telemetry.analysis.timeline import NS, SharedEngine, Standstill
 from forebay.telemetry.attempts import TraceLine
 from forebay.telemetry.trace_db import TraceDB
 from forebay.telemetry.tracing.records import (
@@ -15,6 +15,7 @@ from forebay.telemetry.tracing.records import (
     ProcessChange,
     Read,
     RolloutSummary,
+    SharedEngines,
 )
 
 
@@ -47,6 +48,7 @@ class TraceIndex:
         self.standstills: list[Standstill] = []
         self.busy: dict[str, array[int]] = {}
         """By engine: begin and end of each request, one after another."""
+        self.shared: list[SharedEngine] = []
         self.dropped_spans = 0
         self.dropped_summaries = 0
         self.dropped_why: set[str] = set()
@@ -78,6 +80,11 @@ class TraceIndex:
                     self.reads.append(record)
             case BatchChange(checkpoint=int(checkpoint)):
                 self.checkpoints[record.batch] = checkpoint
+            case SharedEngines():
+                if self.shared:
+                    self.shared[-1].end_s = min(self.shared[-1].end_s, record.t * NS)
+                if record.engines:
+                    self.shared.append(SharedEngine(record.t * NS, self.last_ns * NS, record.engines, record.runs))
             case LoopStall():
                 self._see_stall((line.writer.process, line.writer.pid, record.t), record)
             case ProcessChange(what="failed") if record.process:

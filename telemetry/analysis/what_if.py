@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from forebay.telemetry.analysis.findings.engine_rates import working_s
+from forebay.telemetry.analysis.causes.kinds import working_s
 from forebay.telemetry.analysis.report import StepSummary, WhatIf
 from forebay.telemetry.analysis.timeline import ProfileStep, Request
 from forebay.telemetry.numbers import seconds_text, share_text

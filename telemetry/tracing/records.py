@@ -221,6 +221,8 @@ class Read(_Record, tag="read"):
     judged: int = 0
     """When the hooks returned."""
     first_byte: int = 0
+    disk: int = 0
+    """How long, in ns, the last byte waited until the lease was on the buffer's disk."""
     sent: int = 0
     """When the last byte was sent; 0 if the client disconnected before."""
     batch: str = ""

@@ -33,7 +33,7 @@ def test_a_step_goes_from_the_last_byte_before_it_to_its_own(trace: PlantedTrace
     assert second.released_by == "b"
     assert [request.request_id for request in second.requests] == ["b/0", "b/1"]
     assert second.ready_by == {"b": "b/1"}
-    assert first.delivery_phases == pytest.approx({"hooks": 0.25, "delivery": 0.75}, abs=1e-6)
+    assert first.delivery_phases == pytest.approx({"hooks": 0.25, "write": 0.0, "delivery": 0.75}, abs=1e-6)
 
 
 @pytest.mark.parametrize(

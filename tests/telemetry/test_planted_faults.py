@@ -58,7 +58,7 @@ def test_the_published_figures_come_back(report_of: Report) -> None:
 def test_nothing_is_found_where_nothing_was_planted(seed: int, tmp_path: Path) -> None:
     steps = clean_steps(seed, num_requests=16)
     report = analyse(load(write_log(tmp_path, steps)))
-    assert (report.findings, report.gaps, report.outliers, report.num_problems) == ([], [], [], 0)
+    assert (report.findings, report.gaps, report.num_problems) == ([], [], 0)
     assert report.num_requests == 5 * 4 * 16
 
 
@@ -77,7 +77,7 @@ def test_a_second_turn_of_150_seconds_is_named_with_its_turn(report_of: Report) 
         f"Step 3: request {slow.request_id} (worker 1) in turn 2 of 2 waited {finding.seconds:,.0f} s "
         "for an engine that produced nothing."
     )
-    (outlier,) = report.outliers
+    (outlier,) = [outlier for outlier in report.outliers if outlier.request == slow.request_id]
     turns = [turn["phases"]["engine"] for turn in outlier.turns]
     assert turns == pytest.approx([turn.engine_s for turn in slow.turns], abs=0.001)
     assert sum(outlier.phases.values()) == pytest.approx(outlier.seconds, abs=0.001)
@@ -113,7 +113,7 @@ def test_a_slow_reward_is_named(report_of: Report) -> None:
     assert (finding.cause, finding.path.step, finding.path.worker) == ("reward", "5", "3")
     assert (finding.path.request, finding.path.event) == (slow.request_id, "reward")
     assert finding.seconds == pytest.approx(60, rel=0.01)
-    assert "spent 60 s more on its reward than comparable requests" in finding.sentence
+    assert "spent 60 s on its reward" in finding.sentence
 
 
 def test_a_reward_that_is_slow_for_all_is_seen_on_the_critical_path(report_of: Report) -> None:
@@ -132,7 +132,7 @@ def test_a_slow_tool_is_named_with_the_turn_that_called_it(report_of: Report) ->
     finding = only_finding(report_of(steps))
     assert (finding.cause, finding.path.request, finding.path.turn) == ("tool", slow.request_id, 0)
     assert finding.seconds == pytest.approx(90, rel=0.01)
-    assert "in turn 1 of 2 spent 90 s more on tools" in finding.sentence
+    assert "in turn 1 of 2 spent 90 s more in tool than comparable requests" in finding.sentence
 
 
 def test_a_worker_that_was_silent_from_25_to_175_seconds_stood_still(report_of: Report) -> None:
@@ -205,8 +205,8 @@ def test_a_worker_whose_engine_is_slow_is_late_for_that(report_of: Report) -> No
         for turn in request.turns:
             turn.engine_s *= 2
     finding = only_finding(report_of(steps))
-    assert (finding.cause, finding.path.step, finding.path.worker) == ("barrier", "2", "2")
-    assert ": its engine made 5 tokens/s per request, theirs 10. Check the load of that engine" in finding.sentence
+    assert (finding.cause, finding.path.step, finding.path.worker) == ("slow_engine", "2", "2")
+    assert finding.sentence.startswith("Step 2: engine 2 makes 5 tokens/s per request, where others make 9.98: ")
 
 
 def test_a_phase_that_does_not_depend_on_lengths_is_named(report_of: Report) -> None:

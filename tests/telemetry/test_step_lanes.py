@@ -49,6 +49,7 @@ def test_a_step_of_many_requests_keeps_the_last_the_slowest_and_some_of_the_othe
 def test_of_many_steps_the_longest_are_kept(tmp_path: Path) -> None:
     steps = [planned_step(number, slow_s=30.0 + (number * 7) % 40) for number in range(1, 41)]
     report = analyse(load(write_log(tmp_path, steps)))
-    longest = sorted(report.steps, key=lambda step: -step.seconds)[:MOST_STEPS]
-    assert {step.name for step in longest} == {step.step for step in report.lanes}
+    longest = sorted(report.steps, key=lambda step: -step.seconds)[: MOST_STEPS // 2]
+    assert len(report.lanes) == MOST_STEPS
+    assert {step.name for step in longest} <= {step.step for step in report.lanes}
     assert [step.step for step in report.lanes] == sorted((step.step for step in report.lanes), key=int)

@@ -64,7 +64,7 @@ def test_a_step_trains_waits_and_sends(trace: PlantedTrace) -> None:
 def test_ranks_that_wait_at_once_wait_once() -> None:
     reads = [ReadTimes(10, 20, 20, 22), ReadTimes(12, 25, 25, 30), ReadTimes(40, 45, 45, 50)]
     step = ProfileStep("1", 0, 50, asked_s=10, satisfied_s=45, reads=reads)
-    summary = summarise(step)
+    summary = summarise(step, critical_path(step))
     assert (summary.wait_s, summary.send_s, summary.train_s) == pytest.approx((15 + 5, 5 + 5, 10 + 10))
 
 

@@ -1,0 +1,248 @@
+"""The findings of a step: what each of its waits waited for, and what costs the step as a whole.
+
+The request that a wait waited for last is always explained. Each of its causes counts with the seconds that were spent
+on the path of the wait; causes that cost too little are no findings.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.telemetry.analysis.causes import step_findings
+from forebay.telemetry.analysis.causes.engine_book import SHARED, EngineBook, WorkCall
+from forebay.telemetry.analysis.causes.kinds import ENGINE, KINDS, MIN_S, MIN_SHARE, kind_of
+from forebay.telemetry.analysis.causes.request_excess import Excess, UsualRequest, worst_turn
+from forebay.telemetry.analysis.causes.wording import COST, happened, slow_engine_text, subject
+from forebay.telemetry.analysis.critical_path import CriticalPath, PathOfWait
+from forebay.telemetry.analysis.intervals import covered_within
+from forebay.telemetry.analysis.report import EventPath, Finding, Gap, OutlierRequest, StepSummary
+from forebay.telemetry.analysis.robust import longest
+from forebay.telemetry.analysis.timeline import Event, ProfileStep, Request, TurnTimes
+from forebay.telemetry.numbers import seconds_text
+
+_MAX_EVENTS = 300
+_OF_TURNS = ("engine_away", "engine_queue", "hold")
+"""Causes of waiting that have a turn."""
+_MOST_WAITS = 20
+"""Waits of a step that are explained, the longest: a trainer may read one group at a time."""
+
+
+@dataclass(slots=True)
+class ExplainedStep:
+    """The findings of one step, largest first."""
+
+    book: EngineBook
+    findings: list[Finding] = field(default_factory=list)
+    unsure: list[Finding] = field(default_factory=list)
+    """What explains the step if it was slow, and is no finding otherwise."""
+    requests: list[OutlierRequest] = field(default_factory=list)
+    """The requests that it waited for last."""
+
+
+def explain(
+    step: ProfileStep,
+    summary: StepSummary,
+    path: CriticalPath,
+    gaps: Sequence[Gap],
+    earlier: Mapping[str, Sequence[WorkCall]],
+) -> ExplainedStep:
+    """Name what ``step`` waited for along ``path``. ``earlier``: calls of earlier steps by engine."""
+    usual = UsualRequest(step, gaps, earlier)
+    explained = ExplainedStep(usual.book)
+    whole = list(step_findings.of_step(step, summary, path))
+    barrier = step_findings.late_worker(step, summary, path, usual.book.slow)
+    contributions: list[_Contribution] = []
+    waits = [wait for wait in path.waits if wait.request is not None]
+    for wait in longest(waits, _MOST_WAITS, lambda wait: wait.end_s - wait.begin_s):
+        found = list(_contributions(step, wait, usual, barrier))
+        contributions += found
+        explained.requests.append(_described(summary.name, wait, usual, found))
+    sure = [each for each in contributions if each.excess.is_sure]
+    explained.unsure = list(_together(summary, [each for each in contributions if not each.excess.is_sure], gaps))
+    found_here = [*whole, *([barrier] if barrier else []), *_together(summary, sure, gaps)]
+    known = [finding for finding in found_here if finding.share >= MIN_SHARE and finding.seconds >= MIN_S]
+    explained.findings = sorted(known, key=lambda finding: -finding.seconds)
+    return explained
+
+
+@dataclass(slots=True)
+class _Contribution:
+    """Seconds that one cause cost a wait."""
+
+    request: Request
+    excess: Excess
+    seconds: float
+    path: EventPath
+    text: str
+
+
+def _contributions(
+    step: ProfileStep, wait: PathOfWait, usual: UsualRequest, barrier: Finding | None
+) -> Iterator[_Contribution]:
+    request = wait.request
+    assert request is not None
+    spent, lost_s = _seconds_on_path(step, wait)
+    if lost_s:
+        yield _of_failures(request, lost_s + spent.pop("retry", 0.0))
+    for excess in [*_waiting(request, spent), *usual.excesses_of(request, wait.end_s - wait.begin_s)]:
+        if barrier is not None and request.worker == barrier.path.worker and excess.phases == ENGINE:
+            continue
+        seconds = min(excess.seconds, sum(spent.get(name, 0.0) for name in excess.phases))
+        if seconds > 0 and seconds >= kind_of(excess.phase).min_share * step.duration_s:
+            yield _contribution(request, excess, seconds, usual)
+
+
+def _waiting(request: Request, spent: Mapping[str, float]) -> Iterator[Excess]:
+    """Phases in which nothing is done: all seconds on the path count, those before the request began, too."""
+    by_cause: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, seconds in spent.items():
+        if name not in ENGINE and name in KINDS and not KINDS[name].is_work:
+            by_cause[KINDS[name].cause][name] = seconds
+    for cause, parts in by_cause.items():
+        turn = worst_turn(request, parts) if cause in _OF_TURNS else None
+        yield Excess(cause, sum(parts.values()), tuple(parts), turn, parts=parts)
+
+
+def _seconds_on_path(step: ProfileStep, wait: PathOfWait) -> tuple[dict[str, float], float]:
+    """Seconds of the path by phase, and those of failed attempts; without those of a blocked event loop."""
+    stalls = [(each.begin_s, each.end_s) for each in step.standstills]
+    failed = [(each.begin_s, each.end_s) for each in wait.request.failed] if wait.request else []
+    spent: dict[str, float] = defaultdict(float)
+    lost_s = 0.0
+    for part in wait.parts:
+        end_s = part.begin_s + part.seconds
+        blocked_s = covered_within(stalls, part.begin_s, end_s)
+        failed_s = covered_within(failed, part.begin_s, end_s) if part.path.request else 0.0
+        lost_s += min(failed_s, part.seconds - blocked_s)
+        spent[part.path.event] += max(0.0, part.seconds - blocked_s - failed_s)
+    return spent, lost_s
+
+
+def _of_failures(request: Request, seconds: float) -> _Contribution:
+    kinds: dict[tuple[str, str], float] = defaultdict(float)
+    for attempt in request.failed:
+        kinds[attempt.kind, attempt.tool] += attempt.end_s - attempt.begin_s
+    kind, tool = max(kinds, key=lambda name: kinds[name])
+    path = EventPath(worker=request.worker, group=request.group, request=request.request_id, event=tool or kind)
+    excess = Excess("failures", seconds, ("retry",))
+    why = f"the tool {tool} raised" if tool else kind
+    text = f"{subject(path)} lost {COST} to {len(request.failed)} failed attempts ({why})"
+    return _Contribution(request, excess, seconds, path, text)
+
+
+def _contribution(request: Request, excess: Excess, seconds: float, usual: UsualRequest) -> _Contribution:
+    if excess.is_of_engine:
+        slow = usual.book.slow[excess.engine]
+        engine = "" if excess.engine == SHARED else excess.engine
+        path = EventPath(worker=engine, event=slow.part or "engine")
+        return _Contribution(request, excess, seconds, path, slow_engine_text(engine, slow))
+    path = EventPath(
+        worker=excess.engine or _engine_of(request, excess.turn),
+        group=request.group,
+        request=request.request_id,
+        turn=excess.turn,
+        event=_event_of(request, excess),
+    )
+    what = happened(excess.cause, path.event, request.sampled_tokens, usual.tokens, is_by_all=excess.is_by_all)
+    return _Contribution(request, excess, seconds, path, f"{subject(path, len(request.turns))} {what}")
+
+
+def _event_of(request: Request, excess: Excess) -> str:
+    """The phase; for a tool its name, if known."""
+    phase = excess.phase
+    if excess.cause != "tool":
+        return phase
+    own = [event for event in request.events if event.name == phase and event.info.get("tool")]
+    if own:
+        return str(max(own, key=lambda event: event.end_s - event.begin_s).info["tool"])
+    named = request.turns[excess.turn].tools if excess.turn is not None else ()
+    return named[0] if len(named) == 1 else phase
+
+
+def _engine_of(request: Request, turn: int | None) -> str:
+    """The engine of the slow turn."""
+    if turn is not None and turn < len(request.turns):
+        return request.turns[turn].engine or request.worker
+    return request.worker
+
+
+def _together(summary: StepSummary, contributions: Iterable[_Contribution], gaps: Sequence[Gap]) -> Iterator[Finding]:
+    """One finding for each cause of a step, and each engine or tool."""
+    places: dict[tuple[str, str], list[_Contribution]] = defaultdict(list)
+    for each in contributions:
+        is_engine = each.excess.phases == ENGINE and each.excess.cause != "long_answer"
+        places[each.excess.cause, each.path.worker if is_engine else each.path.event].append(each)
+    for (cause, _), own in places.items():
+        worst = max(own, key=lambda each: each.seconds)
+        seconds = sum(each.seconds for each in own)
+        text = worst.text.replace(COST, seconds_text(seconds))
+        if cause in ("stalled_engine", "slow_rate"):
+            text = _gap_text(worst, gaps) or text
+        yield step_findings.finding(summary, cause, seconds, text, worst.path)
+
+
+def _gap_text(worst: _Contribution, gaps: Sequence[Gap]) -> str:
+    """How a worker was silent, if that explains most of the seconds."""
+    own = [gap for gap in gaps if gap.worker == worst.path.worker]
+    if not own or sum(gap.end_s - gap.begin_s for gap in own) < worst.seconds / 2:
+        return ""
+    return step_findings.gap_text(own)
+
+
+def _described(step: str, wait: PathOfWait, usual: UsualRequest, found: Sequence[_Contribution]) -> OutlierRequest:
+    request = wait.request
+    assert request is not None
+    worst = max(found, key=lambda each: each.seconds, default=None)
+    beyond_s = request.duration_s - usual.duration_s
+    place = EventPath(group=request.group, worker=request.worker, request=request.request_id)
+    sentence = f"{subject(place)} ended last"
+    if worst is not None:
+        sentence = worst.text.replace(COST, seconds_text(worst.seconds))
+    return OutlierRequest(
+        step=step,
+        request=request.request_id,
+        worker=worst.path.worker if worst else request.worker,
+        group=request.group,
+        begin_s=request.begin_s,
+        seconds=request.duration_s,
+        beyond_s=beyond_s,
+        cause=worst.excess.cause if worst else "",
+        cause_s=worst.seconds if worst else 0.0,
+        cause_event=worst.path.event if worst else "",
+        sentence=sentence,
+        turn=worst.excess.turn if worst else None,
+        phases=request.phases,
+        turns=[_turn(turn, request) for turn in request.turns],
+        events=[_event(event, request) for event in longest(request.events, _MAX_EVENTS, _seconds_of)],
+    )
+
+
+def _seconds_of(event: Event) -> float:
+    return event.end_s - event.begin_s
+
+
+def _turn(turn: TurnTimes, request: Request) -> dict[str, Any]:
+    return {
+        "number": turn.number,
+        "begin_s": turn.begin_s - request.begin_s,
+        "seconds": turn.end_s - turn.begin_s,
+        "engine": turn.engine,
+        "tokens": turn.sampled_tokens,
+        "finish_reason": turn.finish_reason,
+        "phases": turn.phases,
+    }
+
+
+def _event(event: Event, request: Request) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "name": event.name,
+        "begin_s": event.begin_s - request.begin_s,
+        "seconds": _seconds_of(event),
+        "turn": event.turn,
+    }
+    if event.is_open:
+        shown["is_open"] = True
+    if "load" in event.info:
+        shown["load"] = event.info["load"]
+    return shown
