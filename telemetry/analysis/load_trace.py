@@ -148,7 +148,7 @@ class BusyEngines:
 
     def all_idle_s(self, begin_s: float, end_s: float) -> float | None:
         """About how long no engine had a request between the two times; None without engines."""
-        return min((self._idle(engine, begin_s, end_s) for engine in self._begins), default=None)
+        return min((self._idle(engine, begin_s, end_s) for engine in self._busy), default=None)
 
     def _idle(self, engine: str, begin_s: float, end_s: float) -> float:
         """Seconds between the two times during which the engine had no request at all."""
