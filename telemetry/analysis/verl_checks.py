@@ -5,46 +5,47 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from forebay.telemetry.analysis.timeline import ProfileStep
 from forebay.telemetry.analysis.trust import MILLISECONDS
-from forebay.telemetry.analysis.verl_lines import COMPLETE, MONITORING, STATE, VerlLine, depth_of, number_of
+from forebay.telemetry.analysis.verl_lines import COMPLETE, MONITORING, STATE, STEP_TOTAL, VerlLine, depth_of, number_of
 
 _RESOLUTION_NS = 2_000
+_NOT_ALONE = ("reward_duration", MONITORING, STEP_TOTAL)
 
 
 def times_too_long(lines: list[VerlLine], event: str = COMPLETE) -> float:
     """How many times as long as the whole (``event``) its parts are, or it is itself by the time stamps of starts."""
-    wholes = [line for line in lines if line.event == event and line.d]
-    whole = max(wholes, key=lambda line: line.d or 0, default=None)
+    whole = max((line for line in lines if line.event == event), key=lambda line: line.d or 0, default=None)
     if whole is None or not whole.d:
         return 0.0
     starts = [line.end for line in lines if line.d is None and line.event.endswith("_start")]
     claimed = whole.d / max(whole.end - min(starts), 1) if starts else 0.0
     if claimed > MILLISECONDS:  # a start may be logged late, so only a wrong unit is certain
         return claimed
-    counts = Counter(line.event for line in lines)
-    parts = sorted(
-        (line.begin, line.end)
+    events = [line.event for line in lines]
+    least, most = whole.begin + _RESOLUTION_NS, whole.end + _RESOLUTION_NS
+    parts = [
+        (line.end - line.d, line.end)
         for line in lines
-        if ((line.d or 0) > whole.d or _is_sequential(line.event, counts))
-        and whole.begin + _RESOLUTION_NS < line.end <= whole.end + _RESOLUTION_NS
-        and line.event != event
-    )
+        if line.d and least < line.end <= most and (line.d > whole.d or _is_sequential(line.event, events))
+    ]
     total, first, last = 0, 0, 0
-    for begin, end in parts:
+    for begin, end in sorted(parts):
         if end > last + _RESOLUTION_NS:  # otherwise it is inside another part
             total += end - (begin if begin > first + _RESOLUTION_NS else last)
             first, last = begin, end
     return total / whole.d
 
 
-def _is_sequential(event: str, counts: Counter[str]) -> bool:
+def _is_sequential(event: str, events: list[str]) -> bool:
     """Whether verl runs ``event`` alone: a state of a request, or a phase that a worker has once."""
-    is_phase = event.endswith("_duration") and event not in ("reward_duration", MONITORING)
-    return depth_of(event) == STATE or (is_phase and counts[event] == 1)
+    if event.endswith("_duration"):
+        return event not in _NOT_ALONE and events.count(event) == 1
+    return depth_of(event) == STATE
 
 
 def is_repeated(lines: Iterable[VerlLine]) -> bool:
     """Whether a request ended more than once at one worker."""
-    return any(number > 1 for number in Counter(line.worker for line in lines if line.event == COMPLETE).values())
+    ends = [line.worker for line in lines if line.event == COMPLETE]
+    return len(set(ends)) < len(ends)
 
 
 def add_unlisted(step: ProfileStep, of_workers: Iterable[VerlLine]) -> bool:

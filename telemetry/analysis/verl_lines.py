@@ -156,8 +156,9 @@ def _line(raw: dict[str, Any], worker: str) -> VerlLine:
     if not isinstance(event, str) or not event:
         raise ValueError("has no event name")
     extra = raw.get("extra")
-    info = {key: value for key, value in raw.items() if key not in _KNOWN}
-    info |= extra if isinstance(extra, dict) else {}
+    info = extra if isinstance(extra, dict) else {}
+    if not raw.keys() <= _KNOWN:
+        info = {key: value for key, value in raw.items() if key not in _KNOWN} | info
     times = _moment(raw.get("timestamp")), _duration(raw.get("duration_sec"))
     worker, request_id = _first(raw, _WORKER_KEYS, worker).removeprefix("worker_"), _first(info, _REQUEST_KEYS, "")
     return VerlLine(intern(event), *times, intern(worker), intern(request_id), msgspec.json.encode(info))

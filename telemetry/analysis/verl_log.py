@@ -123,7 +123,10 @@ class _StepLines:
 
     def add(self, line: VerlLine) -> None:
         self._workers.add(line.worker)
-        self._begin, self._end = min(self._begin, line.begin), max(self._end, line.end)
+        if (begin := line.begin) < self._begin:
+            self._begin = begin
+        if line.end > self._end:
+            self._end = line.end
         if line.event == STEP_TOTAL and line.d is not None:
             self.totals.append(line)
         elif line.request_id:
