@@ -6,7 +6,7 @@ from statistics import median
 from forebay.telemetry.analysis.report import Finding
 from forebay.telemetry.analysis.timeline import ProfileStep
 
-NEED_TOKENS = ("long_answer", "slow_rate", "slow_engine")
+NEED_TOKENS = ("long_answer", "slow_rate", "slow_engine", "network")
 """Causes that are known only from the tokens of calls."""
 CLEARLY = 1.1
 """Times are doubted if they are this many times as long as possible."""

@@ -147,7 +147,7 @@ def test_without_numbers_of_tokens_no_answer_is_long_and_no_engine_slow(tmp_path
     steps = steps_with_a_fault()
     steps[3].workers["1"][4].turns[0].engine_s = 400.0
     report = report_of(tmp_path, without_tokens, steps)
-    assert not {finding.cause for finding in report.findings} & {"long_answer", "slow_rate", "slow_engine"}
+    assert not {finding.cause for finding in report.findings} & {"long_answer", "slow_rate", "slow_engine", "network"}
     assert "reward" in {finding.cause for finding in report.findings}
     (note,) = report.notes
     assert note.endswith("have no number of sampled tokens: the report cannot tell long answers from slow engines.")
