@@ -114,7 +114,7 @@ class TraceTimeline:
 
     def _open_step(self, requests: list[Request], *, is_open: bool) -> ProfileStep:
         before = self._steps[-1] if self._steps else None
-        begin = before.end * NS if before else min(request.begin_s for request in requests)
+        begin = (before.end if before else self._index.first_ns) * NS
         end = self._index.last_ns * NS if is_open else max(request.end_s for request in requests)
         step = ProfileStep(_name_after(before), min(begin, end), end, requests=requests, is_open=is_open)
         if self._index.open_reads:

@@ -29,7 +29,7 @@ MAX_FINDINGS = 50
 _MAX_OUTLIERS = 60
 _MAX_GAPS = 500
 _PER_STEP = 10
-_RECURS = 3
+_RECURS = 2
 """The same cause in this many steps becomes one finding."""
 _OF_ENGINES = ("slow_engine", "cold_cache", "network", "slow_rate", "stalled_engine", "barrier")
 
@@ -40,11 +40,10 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
     run = _WholeRun()
     steps: list[str] = []
     workers: set[str] = set()
-    distrust = Distrust()
     with _collector_paused():
         for each in timeline.steps():
             steps.append(each.name)
-            distrust.look(each)
+            run.distrust.look(each)
             if step is not None and each.name != step:
                 continue
             workers.update(request.worker for request in each.requests)
@@ -54,8 +53,6 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
     _check_known("worker", worker, sorted(workers))
     _complete(report, timeline)
     _add_findings(report, run)
-    report.findings = [finding for finding in report.findings if not distrust.hides(finding)]
-    report.notes += distrust.notes()
     return report
 
 
@@ -95,6 +92,7 @@ class _WholeRun:
         self.engines = EngineTotals()
         self.failures = Failures()
         self.costliest = CostliestSteps()
+        self.distrust = Distrust()
 
 
 def _add_step(report: ProfileReport, run: _WholeRun, whole: ProfileStep, worker: str | None) -> None:
@@ -143,8 +141,9 @@ def _add_findings(report: ProfileReport, run: _WholeRun) -> None:
     constant = step_trends.of_constant_phases(report.constant_phases, steps)
     step_trends.recurring_stalls(run.found, steps)
     over_steps = step_trends.over_steps(steps, run.found, run.unsure)
-    found = ranked([*run.found, *over_steps, *constant], steps)
-    report.findings = [*run.failures.findings(report.total_s), *found]
+    found = [each for each in (*run.found, *over_steps, *constant) if not run.distrust.hides(each)]
+    report.notes += run.distrust.notes()
+    report.findings = [*run.failures.findings(report.total_s), *ranked(found, steps)]
     report.sentences = [*run.failures.sentences(), *general_sentences.over_steps(steps), *run.what_ifs.sentences()]
     report.sentences += [phase.sentence for phase in report.constant_phases]
 
