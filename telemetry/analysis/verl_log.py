@@ -55,7 +55,7 @@ class VerlLog:
     def attempts(self) -> Iterator[list[Attempt]]:
         """For each step, the attempts of its requests, without data used only in reports."""
         for _, lines in self._read():
-            yield list(lines.attempts())
+            yield [attempt for attempt, _ in lines.attempts()]
 
     def _read(self) -> "Iterator[tuple[int, _StepLines]]":
         self.problems, self.notes = BadLines(), []
@@ -118,11 +118,9 @@ class _StepLines:
         self.by_worker: dict[str, list[VerlLine]] = defaultdict(list)
         self.totals: list[VerlLine] = []
         self.is_miscounted = False
-        self._workers: set[str] = set()
         self._begin, self._end = 1 << 63, 0
 
     def add(self, line: VerlLine) -> None:
-        self._workers.add(line.worker)
         if (begin := line.begin) < self._begin:
             self._begin = begin
         if line.end > self._end:
@@ -141,7 +139,7 @@ class _StepLines:
         """The step as a report needs it. Forgets the lines of its requests."""
         begin, end = self._bounds()
         step = ProfileStep(name, begin * NS, end * NS)
-        for attempt, lines in self._attempts():
+        for attempt, lines in self.attempts():
             request = request_of([attempt])
             request.is_used = request.ending == "finished"
             step.requests.append(request)
@@ -162,14 +160,11 @@ class _StepLines:
         step.length_cap = max((each.sampled_tokens for each in step.requests if each.is_capped), default=0) or None
         return step
 
-    def attempts(self) -> Iterator[Attempt]:
-        """One attempt for each request."""
-        return (attempt for attempt, _ in self._attempts())
-
-    def _attempts(self) -> Iterator[tuple[Attempt, list[VerlLine]]]:
-        """Each attempt with its lines, which are then forgotten."""
+    def attempts(self) -> Iterator[tuple[Attempt, list[VerlLine]]]:
+        """The attempt of each request with its lines, which are then forgotten."""
         has_ends = any(line.event == COMPLETE for own in self.by_request.values() for line in own)
-        windows = {worker: self._window(worker) for worker in self._workers}
+        workers = {line.worker for own in self.by_request.values() for line in own}
+        windows = {worker: self._window(worker) for worker in workers}
         for request_id, own in self._requests():
             # A worker's file may contain only the filled slot of an aborted request.
             if any(not line.event.endswith(PADDING) for line in own):
