@@ -24,7 +24,7 @@ from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
 from forebay.server.app import create_api
 from forebay.server.cli.command_line import app as cli
 from forebay.server.cli.run_facts import DISCARD_REASONS
-from forebay.telemetry.analysis.findings.wording import ADVICE
+from forebay.telemetry.analysis.causes.wording import ADVICE
 from forebay.telemetry.metrics import COUNTERS, GAUGES
 from forebay.telemetry.tracing.records import PHASES, SERVER_PHASES
 from forebay.web.replies import ClientGone
@@ -163,8 +163,9 @@ def test_every_metric_has_a_row(metric: str) -> None:
 
 
 @pytest.mark.parametrize("cause", ADVICE)
-def test_every_cause_of_a_finding_has_a_heading(cause: str) -> None:
-    assert f"\n### {cause}\n" in page("profiling.md")
+def test_every_cause_of_a_finding_is_explained(cause: str) -> None:
+    causes = page("profiling.md").partition("## Causes, and what to do")[2]
+    assert any(line.startswith("| `") and f"`{cause}`" in line.split("|")[1] for line in causes.splitlines())
 
 
 @pytest.mark.parametrize("phase", [*PHASES, *SERVER_PHASES])

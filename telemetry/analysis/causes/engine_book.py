@@ -189,7 +189,7 @@ class EngineBook:
         first = self._factor(own[: len(_last_of(own))])
         grew = self._factor(_last_of(own)) / first if first > 0 else 1.0
         is_fixed, was_silent = self._is_fixed(own)
-        cause, part, mine, usual = _slower_part(own, others, is_fixed)
+        cause, part, mine, usual = _slower_part(own, others, beyond_s if is_fixed else 0.0)
         if was_silent and (part == "decode" or own[0].network_s is None):
             cause, part, mine = "stalled_engine", "", beyond_s
         if name == SHARED:
@@ -219,8 +219,8 @@ def _usual(factors: Iterable[float]) -> float:
     return median(ordered[: (len(ordered) + 1) // 2]) or 1.0
 
 
-def _slower_part(own: Sequence[WorkCall], others: Sequence[WorkCall], is_fixed: bool) -> tuple[str, str, float, float]:
-    """Cause and part, with the medians of the engine and of others."""
+def _slower_part(own: Sequence[WorkCall], others: Sequence[WorkCall], fixed_s: float) -> tuple[str, str, float, float]:
+    """Cause and part, with the medians of the engine and of others. ``fixed_s``: what each call takes longer, if so."""
     found: list[tuple[float, str, float, float]] = []
     tokens = median([float(call.tokens) for call in own])
     for part, value in PARTS.items():
@@ -229,8 +229,9 @@ def _slower_part(own: Sequence[WorkCall], others: Sequence[WorkCall], is_fixed: 
             here, there = median(mine), median(usual)
             found.append(((here - there) * (tokens if part == "decode" else 1.0), part, here, there))
     if not found:
-        if is_fixed:
-            return "network", "engine", _line(own).base_s, _line(others).base_s
+        if fixed_s:
+            base_s = _line(others).base_s
+            return "network", "engine", base_s + fixed_s, base_s
         here, there = (median([call.work_s / max(1, call.tokens) for call in calls]) for calls in (own, others))
         return "slow_engine", "", here, there
     _, part, here, there = max(found)

@@ -111,6 +111,8 @@ def _seconds_on_path(step: ProfileStep, wait: PathOfWait) -> tuple[dict[str, flo
     spent: dict[str, float] = defaultdict(float)
     lost_s = 0.0
     for part in wait.parts:
+        if part.path.event == "queue" and not part.path.request:
+            continue  # the request had not begun: it did not wait for a slot, but for others to be started
         end_s = part.begin_s + part.seconds
         blocked_s = covered_within(stalls, part.begin_s, end_s)
         failed_s = covered_within(failed, part.begin_s, end_s) if part.path.request else 0.0
