@@ -89,7 +89,7 @@ def _visible(pieces: Iterable[_Piece], least_s: float) -> list[_Piece]:
             kept[-1] = (name, first_s, max(kept[-1][2], begin_s + seconds - first_s))
         else:
             kept.append((name, begin_s, seconds))
-    return [piece for piece in kept if piece[2] >= least_s]
+    return [(name, round(begin_s, 4), round(seconds, 4)) for name, begin_s, seconds in kept if seconds >= least_s]
 
 
 def _in_flight(step: ProfileStep) -> list[tuple[float, int]]:
@@ -100,5 +100,5 @@ def _in_flight(step: ProfileStep) -> list[tuple[float, int]]:
     running, counts = 0, []
     for moment in sorted(changes):
         running += changes[moment]
-        counts.append((moment, running))
+        counts.append((round(moment, 4), running))
     return thinned(counts, _MOST_MOMENTS)

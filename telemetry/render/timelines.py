@@ -112,6 +112,6 @@ def _bars(pieces: Iterable[_Piece]) -> list[Chart]:
     for phase, own in sorted(by_phase.items(), key=lambda item: -sum(piece.seconds for piece in item[1])):
         rows, _, begins, lengths = zip(*own, strict=True)
         place = {"y": list(rows), "base": shortened(begins), "x": shortened(lengths), "marker": colour_of(phase)}
-        hover = "%{y}: %{base} s to %{x} s<extra>%{fullData.name}</extra>"
+        hover = "%{y}: %{base:.4~g} s to %{x:.4~g} s<extra>%{fullData.name}</extra>"
         bars.append({"type": "bar", "orientation": "h", "name": label(phase), **place, "hovertemplate": hover})
     return bars

@@ -19,6 +19,7 @@ from forebay.telemetry.analysis.report import (
     StepSummary,
     WhatIf,
 )
+from forebay.telemetry.analysis.robust import longest
 
 HOSTILE = '<script>alert("x")</script>'
 SHARES = {
@@ -69,7 +70,7 @@ def make_report(num_steps: int = 8, num_workers: int = 4, num_ends: int = 128, *
         "gaps": [_gap(slow.name, workers[0])],
         "outliers": [outlier],
         "engines": [_engine(worker, index) for index, worker in enumerate(workers)],
-        "lanes": [_lanes(step, workers) for step in steps[num_steps // 2 :][:MOST_STEPS]],
+        "lanes": [_lanes(step, workers) for step in longest(steps, MOST_STEPS, lambda step: step.seconds)],
         "whatifs": _choices(),
         "sentences": [f"The cap is reached in {num_steps} of {num_steps} steps."],
     }
@@ -91,7 +92,7 @@ def hostile_report() -> ProfileReport:
     report.phase_shares = report.phase_shares_by_time = {HOSTILE: 100.0}
     step.critical_path[0].path = EventPath(step=HOSTILE, group=HOSTILE, request=HOSTILE, event=HOSTILE)
     report.curves[1].step = report.curves[1].worker = HOSTILE
-    lanes = report.lanes[0]
+    lanes = report.lanes[1]
     lanes.step = lanes.lanes[0].request = lanes.lanes[0].worker = report.engines[0].engine = HOSTILE
     lanes.lanes[0].pieces = [(HOSTILE, 1.0, 20.0)]
     report.problems = [f"{HOSTILE}.jsonl:1: no JSON"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from forebay.core.errors import MissingExtra
+from forebay.telemetry.analysis.lanes import MOST_PIECES, MOST_STEPS
 from forebay.telemetry.analysis.report import ProfileReport
 from forebay.telemetry.render.markdown import markdown
 from forebay.telemetry.render.page import page
@@ -214,12 +215,18 @@ def test_markdown_has_the_findings_and_tables_of_the_page(rendered: str) -> None
 def test_a_thousand_steps_are_no_larger_than_three_megabytes() -> None:
     from plotly.offline import get_plotlyjs
 
-    text = page(make_report(1000, num_workers=8, num_ends=256))
+    report = make_report(1000, num_workers=8, num_ends=256)
+    for lane in (lane for step in report.lanes for lane in step.lanes):
+        lane.pieces = [(("engine", "tool")[place % 2], 0.25 * place, 0.25) for place in range(MOST_PIECES)]
+    text = page(report)
     assert len(text.encode()) - len(get_plotlyjs().encode()) <= 3_000_000
     assert "of 1,000 steps: those with findings, and the slowest" in text
     assert "The table has the 400 slowest of 1,000 steps." in text
     longest = max(len(line["y"]) for chart in figures_of(text).values() for line in chart["data"])
-    assert longest <= 2000
+    assert longest <= 2500
+    lanes = [chart["data"] for name, chart in figures_of(text).items() if name.startswith("lanes")]
+    assert len(lanes) == MOST_STEPS
+    assert {sum(len(bars["x"]) for bars in data if bars["type"] == "bar") for data in lanes} == {5000}
 
 
 def test_a_request_of_many_events_shows_the_longest() -> None:
