@@ -62,7 +62,8 @@ class TraceDB:
 
     def __init__(self) -> None:
         self.writers: list[Writer] = []
-        self._clock = _SharedClock()
+        self._clocks: dict[str, Head] = {}
+        """The first head of each boot of a machine: the processes of a boot share a monotonic clock."""
         self._database = sqlite3.connect("", isolation_level=None)  # a private file, deleted with the connection
         self._database.execute("PRAGMA page_size = 65536")  # fewer writes, which saves a tenth of the time
         self._database.execute(_TABLE)
@@ -139,7 +140,7 @@ class TraceDB:
                 if not line.isspace() and not of_other_version:
                     on_bad_line(writer.file, number, record)
             elif isinstance(record, Head):
-                writer = self._add(Writer(file, record, self._clock.shift(record)))
+                writer = self._add(Writer(file, record, self._shift_of(record)))
                 if number > 1:  # a stream is a sequence of files
                     writer.file, number = writer.name, 1
                 of_other_version = record.version > VERSION
@@ -147,6 +148,11 @@ class TraceDB:
                     on_bad_line(writer.file, number, version_text(record))
             elif not of_other_version:
                 yield self._row(writer, number, record, line)
+
+    def _shift_of(self, head: Head) -> int:
+        """What to add to the times of a process: it anchored the clock itself, and the wall clock may have been set."""
+        first = self._clocks.setdefault(head.boot, head) if head.boot else head
+        return (first.wall_ns - first.mono_ns) - (head.wall_ns - head.mono_ns)
 
     def _add(self, writer: Writer) -> Writer:
         self.writers.append(writer)
@@ -230,34 +236,3 @@ def _shift(record: Record, ns: int) -> None:
         record.started += ns if record.started else 0
         for turn in record.turns:
             turn.t += ns
-
-
-class _SharedClock:
-    """Puts all processes on one clock: they share a monotonic clock while the machine is up.
-
-    Each process anchors it to wall time itself. If the wall clock is set between two heads, the later process's times
-    are off by the difference between the anchors.
-    """
-
-    def __init__(self) -> None:
-        self._firsts: list[Head] = []
-        """The first head of each boot of a machine."""
-
-    def shift(self, head: Head) -> int:
-        """The correction to add to the times of the process with this head."""
-        for first in self._firsts:
-            if not _is_other_boot(first, head):
-                return (first.wall_ns - first.mono_ns) - (head.wall_ns - head.mono_ns)
-        self._firsts.append(head)
-        return 0
-
-
-def _is_other_boot(first: Head, head: Head) -> bool:
-    """Whether the machine was rebooted between the two heads, or they are from different machines.
-
-    For heads without a boot id: the later one's monotonic clock started after the earlier head.
-    """
-    if first.boot and head.boot:
-        return first.boot != head.boot
-    earlier, later = sorted((first, head), key=lambda each: each.wall_ns)
-    return later.wall_ns - later.mono_ns > earlier.wall_ns

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from forebay.core.files import regular_opener
-from forebay.telemetry.tracing.records import VERSION, Head, LoopStall, Open, Record, RolloutSummary, Span
+from forebay.telemetry.tracing.records import VERSION, Head, Record
 from forebay.telemetry.tracing.trace_file import MAX_LINE_BYTES
 
 LONGEST_NS = 1 << 63
@@ -24,9 +24,8 @@ TOO_LONG = b'{"kind":"longer than 1 MiB"}\n'
 """Replaces a line longer than ``MAX_LINE_BYTES``; every reader reports it as invalid."""
 HALF_A_LINE = "not a record: an incomplete line"
 """The problem with the last line of a file whose process was killed, or is still writing it."""
-_LIKELY_NS = LONGEST_NS >> 1
 _FILE_NAME = re.compile(r"(run|gateway|server)-(\d+)-(\d+)\.(\d+)\.jsonl")
-_decoder = msgspec.json.Decoder(Record)
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 OnBadLine = Callable[[str, int, str], object]
 """Called with file, line number (from 1) and what is wrong."""
@@ -96,10 +95,9 @@ def find_trace(given: Path) -> Path | None:
 def decode_line(line: bytes) -> Record | str:
     """The record in ``line``, or a description of the problem."""
     try:
-        record = _decoder.decode(line)
+        return _decoder.decode(line)
     except (msgspec.DecodeError, ValueError) as error:  # the second is for invalid UTF-8
         return f"not a record: {error}" if line.endswith(b"\n") else HALF_A_LINE
-    return _wrong_times(record) or record
 
 
 def version_text(head: Head) -> str:
@@ -113,22 +111,3 @@ def _place(path: Path) -> tuple[str, int, int, int, str]:
         return "", 0, 0, 0, path.name
     process, start, pid, number = match.groups()
     return process, int(start), int(pid), int(number), path.name
-
-
-def _wrong_times(record: Record) -> str:
-    """The problem with the record's times; "" if none."""
-    if record.__class__ is Span and 0 <= record.t < _LIKELY_NS and 0 <= record.d < _LIKELY_NS:
-        return "a negative turn" if (record.turn or 0) < 0 else ""  # fast path for nearly all records
-    if isinstance(record, Head):
-        return ""
-    duration = record.d if isinstance(record, Span | RolloutSummary | LoopStall) else 0
-    if record.t < 0 or duration < 0:
-        return "a negative time"
-    if record.t + duration >= LONGEST_NS:
-        return "a time beyond the year 2262"
-    if isinstance(record, RolloutSummary):
-        if any(ns < 0 for ns in record.phases.values()) or any(turn.t < 0 or turn.d < 0 for turn in record.turns):
-            return "a negative time"
-    elif isinstance(record, Span | Open) and record.turn is not None and record.turn < 0:
-        return "a negative turn"
-    return ""

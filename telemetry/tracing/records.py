@@ -5,7 +5,7 @@ the Unix epoch. The head anchors the process's monotonic clock to wall time once
 changes the order. Every ``d`` is a duration in nanoseconds. Records contain no prompts, replies, token ids or keys.
 """
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import msgspec
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # it imports asyncio, which code that only opens spans does n
 VERSION = 1
 
 Process = Literal["run", "gateway", "server"]
+
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+"""A time until the year 2116, or a duration. Any sum of both fits the formats to which traces are exported."""
 
 PHASES = (
     "queue",  # for a slot among num_process
@@ -66,7 +69,7 @@ class Head(_Record, tag="head"):
 class RunPlan(_Record, tag="plan"):
     """The plan of a run process, written once per pass over its rows, before the first rollout."""
 
-    t: int
+    t: Nanoseconds
     task_type: str = ""
     group_size: int = 0
     num_process: int | str = 0
@@ -83,13 +86,10 @@ class RunPlan(_Record, tag="plan"):
     """Its settings; empty without over-sampling."""
 
 
-class Span(_Record, tag="span"):
-    """Something with a duration: a phase, turn or attempt, or a span of user code."""
-
+class _SpanFields(_Record):
     name: str
     """One of ``PHASES``, ``attempt``, ``turn``, or a name from user code."""
-    t: int
-    d: int
+    t: Nanoseconds
     id: str
     """16 hex digits, random per process."""
     up: str = ""
@@ -98,33 +98,27 @@ class Span(_Record, tag="span"):
     """The rollout's uid; "" outside rollouts."""
     group: str = ""
     attempt: int = 0
-    turn: int | None = None
-    """From 0."""
+    turn: Annotated[int, msgspec.Meta(ge=0)] | None = None
     at: dict[str, Any] = {}
     """Attributes: ``engine``, ``sampled``, ``cached``, ``finish_reason``, ``total_s`` (of a call, as reported by its
     engine), ``cpu_s``, ``outcome``, and a user's own."""
 
 
-class Open(_Record, tag="open"):
-    """A span still open after ten seconds. When it ends, a ``Span`` with the same id follows."""
+class Span(_SpanFields, tag="span", kw_only=True):
+    """Something with a duration: a phase, turn or attempt, or a span of user code."""
 
-    name: str
-    t: int
-    id: str
-    up: str = ""
-    uid: str = ""
-    group: str = ""
-    attempt: int = 0
-    turn: int | None = None
-    at: dict[str, Any] = {}
-    """As in ``Span``. For an engine call also ``load``, as reported by the engine."""
+    d: Nanoseconds
+
+
+class Open(_SpanFields, tag="open"):
+    """A span still open after ten seconds, if an engine call with its ``load``. When it ends, a ``Span`` follows."""
 
 
 class TurnSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One turn of an attempt."""
 
-    t: int
-    d: int
+    t: Nanoseconds
+    d: Nanoseconds
     """From its call to the next turn. The turns and the time before the first add up to the attempt."""
     engine: str = ""
     engine_ns: int = 0
@@ -138,15 +132,15 @@ class TurnSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
     tools: list[str] = []
     """Names of the request's tools that the reply called, at most eight."""
     versions: list[str] = []
-    phases: dict[str, int] = {}
+    phases: dict[str, Nanoseconds] = {}
     """Exclusive nanoseconds; they add up to ``d``."""
 
 
 class RolloutSummary(_Record, tag="rollout"):
     """One attempt of a rollout, from the request for its slot. Always written."""
 
-    t: int
-    d: int
+    t: Nanoseconds
+    d: Nanoseconds
     """Until its end: the acknowledged write of its sample, or an ending without a sample."""
     id: str
     """Id of its ``attempt`` span."""
@@ -180,7 +174,7 @@ class RolloutSummary(_Record, tag="rollout"):
     sampled: int = 0
     is_capped: bool = False
     """Whether a call ended at its token limit."""
-    phases: dict[str, int] = {}
+    phases: dict[str, Nanoseconds] = {}
     """Exclusive nanoseconds; they add up to ``d``."""
     turns: list[TurnSummary] = []
     has_spans: bool = False
@@ -195,7 +189,7 @@ class RolloutSummary(_Record, tag="rollout"):
 class GroupChange(_Record, tag="group"):
     """A group entered a state: ``open``, ``ready``, ``leased``, ``acked``, ``discarded``."""
 
-    t: int
+    t: Nanoseconds
     """If ready: when its last sample arrived, when it timed out, or when a trainer no longer held it."""
     group: str
     state: str
@@ -210,7 +204,7 @@ class GroupChange(_Record, tag="group"):
 class Read(_Record, tag="read"):
     """One read by a trainer, from its request. Preceding polls without groups are included."""
 
-    t: int
+    t: Nanoseconds
     id: str
     last_asked: int = 0
     """Time of its last request, if it polled; 0 if it requested once."""
@@ -241,7 +235,7 @@ class Read(_Record, tag="read"):
 class BatchChange(_Record, tag="batch"):
     """A batch was acknowledged, released, expired or revoked, or was added to a checkpoint."""
 
-    t: int
+    t: Nanoseconds
     batch: str
     state: str
     checkpoint: int | None = None
@@ -250,7 +244,7 @@ class BatchChange(_Record, tag="batch"):
 class Weights(_Record, tag="weights"):
     """The trainer announced weights, or the engines were paused or resumed."""
 
-    t: int
+    t: Nanoseconds
     what: Literal["announced", "paused", "resumed"]
     version: int | None = None
 
@@ -258,7 +252,7 @@ class Weights(_Record, tag="weights"):
 class SharedEngines(_Record, tag="shared"):
     """The server's other runs that use the same engines have changed."""
 
-    t: int
+    t: Nanoseconds
     engines: list[str] = []
     """The engines that are shared from now on; empty if none is."""
     runs: list[str] = []
@@ -268,8 +262,8 @@ class SharedEngines(_Record, tag="shared"):
 class LoopStall(_Record, tag="loop"):
     """A blocked event loop."""
 
-    t: int
-    d: int
+    t: Nanoseconds
+    d: Nanoseconds
     stack: list[str] = []
     """``file:line function``, innermost last."""
     has_ended: bool = True
@@ -284,7 +278,7 @@ class LoopStall(_Record, tag="loop"):
 class ProcessChange(_Record, tag="process"):
     """A process of the run began or ended. A process without an end was killed."""
 
-    t: int
+    t: Nanoseconds
     what: Literal["started", "ended", "failed", "restarted"]
     process: str = ""
     """The process, if not the file's own: the server reports on run processes."""
@@ -293,7 +287,7 @@ class ProcessChange(_Record, tag="process"):
 class Dropped(_Record, tag="dropped"):
     """Records that are missing: the queue or the disk was full, or the budget removed them."""
 
-    t: int
+    t: Nanoseconds
     spans: int = 0
     summaries: int = 0
     why: str = ""

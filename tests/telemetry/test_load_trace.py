@@ -123,7 +123,7 @@ def test_groups_that_nobody_read_belong_to_no_step_and_that_is_noted(trace: Plan
 
 
 def test_a_wall_clock_that_was_set_between_two_processes_moves_nothing(trace: PlantedTrace) -> None:
-    run, server = trace.file("run"), trace.file("server", pid=9, begun=1, wall_off=-30)
+    run, server = trace.file("run", boot="one"), trace.file("server", pid=9, begun=1, wall_off=-30, boot="one")
     one_group(run, server, "a", 2, 10)
     server.read(3, 10, 11, ["a"], step=0)
     server.stall(4, 6, ["main.py:7 main"])

@@ -83,13 +83,13 @@ def test_clocks_that_cannot_be_are_refused(tmp_path: Path) -> None:
         (b'{"kind":"span","name":"tool","t":1.5,"d":1,"id":"a"}\n', "not a record"),
         (b'{"kind":"dance","t":1}\n', "not a record"),
         (b"[]\n", "not a record"),
-        (msgspec.json.encode(Span(name="tool", t=-1, d=1, id="a")) + b"\n", "a negative time"),
-        (msgspec.json.encode(Span(name="tool", t=1, d=-1, id="a")) + b"\n", "a negative time"),
-        (msgspec.json.encode(Open(name="tool", t=-1, id="a")) + b"\n", "a negative time"),
-        (msgspec.json.encode(Weights(t=-1, what="paused")) + b"\n", "a negative time"),
-        (msgspec.json.encode(LoopStall(t=1, d=-1)) + b"\n", "a negative time"),
-        (msgspec.json.encode(Span(name="tool", t=1, d=1, turn=-1, id="a")) + b"\n", "a negative turn"),
-        (msgspec.json.encode(Span(name="tool", t=(1 << 63) - 1, d=1, id="a")) + b"\n", "beyond"),
+        (msgspec.json.encode(Span(name="tool", t=-1, d=1, id="a")) + b"\n", ">= 0"),
+        (msgspec.json.encode(Span(name="tool", t=1, d=-1, id="a")) + b"\n", ">= 0"),
+        (msgspec.json.encode(Open(name="tool", t=-1, id="a")) + b"\n", ">= 0"),
+        (msgspec.json.encode(Weights(t=-1, what="paused")) + b"\n", ">= 0"),
+        (msgspec.json.encode(LoopStall(t=1, d=-1)) + b"\n", ">= 0"),
+        (msgspec.json.encode(Span(name="tool", t=1, d=1, turn=-1, id="a")) + b"\n", ">= 0"),
+        (msgspec.json.encode(Span(name="tool", t=(1 << 63) - 1, d=1, id="a")) + b"\n", "<= 4611686018427387904"),
     ],
 )
 def test_a_broken_line_is_left_out_and_named(tmp_path: Path, line: bytes, what: str) -> None:
@@ -107,7 +107,7 @@ def test_a_summary_with_negative_parts_is_left_out(tmp_path: Path) -> None:
     write(tmp_path / "run-1-7.0.jsonl", HEAD, phases, turns, summary)
     bad = Bad()
     assert [line.number for line in TraceDB.read(tmp_path, on_bad_line=bad).summaries()] == [4]
-    assert [what for _, _, what in bad] == ["a negative time"] * 2
+    assert [">= 0" in what for _, _, what in bad] == [True, True]
 
 
 def test_files_come_in_the_order_in_which_each_process_wrote_them(tmp_path: Path) -> None:
