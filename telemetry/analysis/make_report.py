@@ -139,7 +139,6 @@ def _add_findings(report: ProfileReport, run: _WholeRun) -> None:
     report.lanes = run.costliest.results()
     report.constant_phases = step_trends.constant_phases(steps)
     constant = step_trends.of_constant_phases(report.constant_phases, steps)
-    step_trends.recurring_stalls(run.found, steps)
     over_steps = step_trends.over_steps(steps, run.found, run.unsure)
     found = [each for each in (*run.found, *over_steps, *constant) if not run.distrust.hides(each)]
     report.notes += run.distrust.notes()

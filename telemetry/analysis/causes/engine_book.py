@@ -24,9 +24,7 @@ _MIN_CALLS = 4
 """With fewer calls, an engine is not judged."""
 SHARED = "shared"
 """Stands for all engines while other runs use them."""
-_COMPARED_CALLS = 64
-"""Calls of each engine that shared engines are compared with."""
-_FEW_CALLS = 8
+_FEW_CALLS = 16
 """With fewer calls in a step, calls of earlier steps are added."""
 _MIN_FOR_LINE = 6
 _FIXED = 0.7
@@ -78,7 +76,6 @@ class SlowEngine(NamedTuple):
     """Median seconds of a call beyond what it needs elsewhere."""
     grew: float
     """How many times as long its last calls take as its first ones."""
-    num_calls: int
 
 
 class _Line(NamedTuple):
@@ -104,7 +101,7 @@ class EngineBook:
         ``earlier``: calls of earlier steps, which help to judge an engine that has few. ``shared``: when other runs
         used the engines; such calls are compared with those of other times.
         """
-        self._shared = shared
+        self._shared, self._earlier = shared, earlier
         self.calls = [call for request in requests for call in calls_of(request) if call.work_s > 0]
         self.knows_tokens = any(call.tokens for call in self.calls)
         self._num_requests = len(requests)
@@ -114,10 +111,9 @@ class EngineBook:
                 call.engine == name and call.begin_s < end and call.end_s > begin for name, begin, end in stalls
             ):
                 self._by_engine[self._place_of(call)].append(call)
-        least = _FEW_CALLS if SHARED not in self._by_engine else _COMPARED_CALLS
         for name in earlier if SHARED in self._by_engine else self._by_engine.keys() & earlier.keys():
             own = self._by_engine[name]
-            own[:0] = earlier[name][len(own) - least :] if len(own) < least else ()
+            own[:0] = earlier[name][len(own) - _FEW_CALLS :] if len(own) < _FEW_CALLS else ()
         self._draw(self.calls)
         slow = {name for name, score in self._scores().items() if score > SLOWER}
         self._fast = self._by_engine.keys() - slow
@@ -194,7 +190,7 @@ class EngineBook:
             cause, part, mine = "stalled_engine", "", beyond_s
         if name == SHARED:
             cause = "shared_engines"
-        return SlowEngine(cause, part, mine, usual, factor, beyond_s, grew, len(own))
+        return SlowEngine(cause, part, mine, usual, factor, beyond_s, grew)
 
     def _is_fixed(self, own: Sequence[WorkCall]) -> tuple[bool, bool]:
         """Whether slow calls take fixed seconds longer rather than a factor, and because the engine was silent."""
@@ -206,7 +202,8 @@ class EngineBook:
             return False, False
         begins, ends = sorted(call.begin_s for call, _ in slow), sorted(call.end_s for call, _ in slow)
         open_s = percentile(ends, 100 * _TRIMMED) - percentile(begins, 100 - 100 * _TRIMMED)
-        return True, open_s >= _TOGETHER * beyond_s
+        before = [call.work_s - self.expected_s(call) for call in self._earlier.get(own[0].engine, ())[-_FEW_CALLS:]]
+        return True, open_s >= _TOGETHER * beyond_s and median(before) < _HALF * beyond_s
 
 
 def _last_of(own: Sequence[WorkCall]) -> Sequence[WorkCall]:

@@ -86,9 +86,10 @@ def _contributions(
     if lost_s:
         yield _of_failures(request, lost_s + spent.pop("retry", 0.0))
     for excess in [*_waiting(request, spent), *usual.excesses_of(request, wait.end_s - wait.begin_s)]:
-        if barrier is not None and request.worker == barrier.path.worker and excess.phases == ENGINE:
+        if barrier is not None and request.worker == barrier.path.worker and excess.is_work_of_engine:
             continue
-        seconds = min(excess.seconds, sum(spent.get(name, 0.0) for name in excess.phases))
+        phases = ENGINE if excess.is_work_of_engine else excess.parts
+        seconds = min(excess.seconds, sum(spent.get(name, 0.0) for name in phases))
         if seconds > 0 and seconds >= kind_of(excess.phase).min_share * step.duration_s:
             yield _contribution(request, excess, seconds, usual)
 
@@ -101,7 +102,7 @@ def _waiting(request: Request, spent: Mapping[str, float]) -> Iterator[Excess]:
             by_cause[KINDS[name].cause][name] = seconds
     for cause, parts in by_cause.items():
         turn = worst_turn(request, parts) if cause in _OF_TURNS else None
-        yield Excess(cause, sum(parts.values()), tuple(parts), turn, parts=parts)
+        yield Excess(cause, parts, turn)
 
 
 def _seconds_on_path(step: ProfileStep, wait: PathOfWait) -> tuple[dict[str, float], float]:
@@ -127,7 +128,7 @@ def _of_failures(request: Request, seconds: float) -> _Contribution:
         kinds[attempt.kind, attempt.tool] += attempt.end_s - attempt.begin_s
     kind, tool = max(kinds, key=lambda name: kinds[name])
     path = EventPath(worker=request.worker, group=request.group, request=request.request_id, event=tool or kind)
-    excess = Excess("failures", seconds, ("retry",))
+    excess = Excess("failures", {"retry": seconds})
     why = f"the tool {tool} raised" if tool else kind
     text = f"{subject(path)} lost {COST} to {len(request.failed)} failed attempts ({why})"
     return _Contribution(request, excess, seconds, path, text)
@@ -173,7 +174,7 @@ def _together(summary: StepSummary, contributions: Iterable[_Contribution], gaps
     """One finding for each cause of a step, and each engine or tool."""
     places: dict[tuple[str, str], list[_Contribution]] = defaultdict(list)
     for each in contributions:
-        is_engine = each.excess.phases == ENGINE and each.excess.cause != "long_answer"
+        is_engine = each.excess.is_work_of_engine and each.excess.cause != "long_answer"
         places[each.excess.cause, each.path.worker if is_engine else each.path.event].append(each)
     for (cause, _), own in places.items():
         worst = max(own, key=lambda each: each.seconds)

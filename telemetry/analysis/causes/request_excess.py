@@ -5,7 +5,7 @@ The seconds of all causes together are those that the request would have saved i
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from forebay.telemetry.analysis.causes.engine_book import EngineBook, WorkCall, calls_of
@@ -39,9 +39,8 @@ class Excess:
     """Seconds that a request spent on one cause beyond the usual."""
 
     cause: str
-    seconds: float
-    phases: tuple[str, ...]
-    """The phases in which it spent them."""
+    parts: dict[str, float]
+    """By phase; all phases of an engine's work count as ``engine``."""
     turn: int | None = None
     engine: str = ""
     is_of_engine: bool = False
@@ -50,13 +49,21 @@ class Excess:
     """False for an answer whose length may be one of the usual variation: it counts only in a slow step."""
     is_by_all: bool = False
     """Whether all requests of the step spend it."""
-    parts: dict[str, float] = field(default_factory=dict)
-    """Its seconds by phase."""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of all phases."""
+        return sum(self.parts.values())
+
+    @property
+    def is_work_of_engine(self) -> bool:
+        """Whether an engine spent them on a call."""
+        return "engine" in self.parts
 
     @property
     def phase(self) -> str:
         """The phase with most of them."""
-        return max(self.parts, key=lambda name: self.parts[name], default=self.phases[0])
+        return max(self.parts, key=lambda name: self.parts[name])
 
 
 class UsualRequest:
@@ -101,8 +108,7 @@ class UsualRequest:
             elif far:
                 by_cause[kind_of(name).cause, False][name] = sum(far)
         for (cause, is_by_all), parts in by_cause.items():
-            turn = worst_turn(request, parts)
-            yield Excess(cause, sum(parts.values()), tuple(parts), turn, is_by_all=is_by_all, parts=parts)
+            yield Excess(cause, parts, worst_turn(request, parts), is_by_all=is_by_all)
 
     def _usual_times(self, name: str) -> list[float]:
         if name not in self._works:
@@ -123,9 +129,9 @@ class UsualRequest:
             by_engine[self.book.slow_place_of(call)] += self._systemic_s(call)
         for engine, seconds in by_engine.items():
             if seconds > 0:
-                yield Excess(self.book.slow[engine].cause, seconds, ENGINE, engine=engine, is_of_engine=True)
+                yield Excess(self.book.slow[engine].cause, {"engine": seconds}, engine=engine, is_of_engine=True)
         worst = max(calls, key=lambda call: single[call.turn])
-        slow_s = sum(seconds for seconds in single.values())
+        slow_s = sum(single.values())
         needed_s = sum(min(self.book.expected_s(call), call.work_s) for call in calls)
         if self.book.knows_tokens and needed_s - self._needs_s > slow_s:
             # What many tokens need is extrapolated from shorter answers: good enough to choose the cause, not to
@@ -133,10 +139,10 @@ class UsualRequest:
             longest = max(calls, key=self.book.expected_s)
             seconds = sum(call.work_s for call in calls) - self._needs_s - sum(by_engine.values())
             turn = longest.turn if numbered else None
-            yield Excess("long_answer", seconds, ENGINE, turn, longest.engine, is_sure=self._is_long(request))
+            yield Excess("long_answer", {"engine": seconds}, turn, longest.engine, is_sure=self._is_long(request))
         elif self._is_slow(worst):
             cause = "stalled_engine" if self._is_stall(request, worst, calls) else "slow_rate"
-            yield Excess(cause, slow_s, ENGINE, worst.turn if numbered else None, worst.engine)
+            yield Excess(cause, {"engine": slow_s}, worst.turn if numbered else None, worst.engine)
 
     def _beyond_s(self, call: WorkCall) -> float:
         return call.work_s - self.book.expected_s(call)

@@ -43,20 +43,6 @@ def over_steps(steps: Sequence[StepSummary], found: Sequence[Finding], unsure: S
     return [*trends, *grown, *_slow_steps(ended, [*found, *grown, *trends], unsure)]
 
 
-def recurring_stalls(found: Sequence[Finding], steps: Sequence[StepSummary]) -> None:
-    """Correct ``found``: an engine that was silent in most steps has calls with fixed seconds more, for its network."""
-    stalls: dict[str, list[Finding]] = defaultdict(list)
-    for each in found:
-        if each.cause == "stalled_engine":
-            stalls[each.path.worker].append(each)
-    for worker, own in stalls.items():
-        if len(own) >= max(3, _HALF * len(steps)):
-            for each in own:
-                each.cause = "network"
-                text = f"calls to engine {worker} take fixed seconds longer than others: {seconds_text(each.seconds)}"
-                each.sentence = sentence(each.path.step, text, "network")
-
-
 def outlier_steps(steps: Sequence[StepSummary]) -> list[StepSummary]:
     """Steps whose duration is more than ``MIN_DEVIATION`` deviations above the median, in logarithms."""
     if len(steps) < MIN_STEPS:
