@@ -142,7 +142,7 @@ def _add_findings(report: ProfileReport, run: _WholeRun) -> None:
     over_steps = step_trends.over_steps(steps, run.found, run.unsure)
     found = [each for each in (*run.found, *over_steps, *constant) if not run.distrust.hides(each)]
     report.notes += run.distrust.notes()
-    report.findings = [*run.failures.findings(report.total_s), *ranked(found, steps)]
+    report.findings = [*run.failures.findings(steps), *ranked(found, steps)]
     report.sentences = [*run.failures.sentences(), *general_sentences.over_steps(steps), *run.what_ifs.sentences()]
     report.sentences += [phase.sentence for phase in report.constant_phases]
 

@@ -1,10 +1,10 @@
 """What failed in a run: attempts and the time they took, by kind and tool, and a run that delivered nothing."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from forebay.telemetry.analysis.causes.wording import ADVICE
-from forebay.telemetry.analysis.report import EventPath, Finding
+from forebay.telemetry.analysis.report import EventPath, Finding, StepSummary
 from forebay.telemetry.analysis.timeline import ProfileStep, Request
 from forebay.telemetry.numbers import counted, seconds_text
 
@@ -49,8 +49,8 @@ class Failures:
     def _most(self) -> Iterable[tuple[str, int]]:
         return sorted(self._num.items(), key=lambda item: -self._seconds[item[0]])[:_MOST]
 
-    def findings(self, total_s: float) -> Iterator[Finding]:
-        """A finding on a run that delivered nothing, although rollouts ended; it cost all of its time."""
+    def findings(self, steps: Sequence[StepSummary]) -> Iterator[Finding]:
+        """A finding on a run that delivered nothing, although rollouts ended: the trainer waited in vain."""
         if self._num_used or self._is_open or not self._num_requests:
             return
         reasons = [
@@ -62,7 +62,7 @@ class Failures:
         (event, _), *_ = [*self._failed.most_common(1), *self._discarded.most_common(1), ("", 0)]
         yield Finding(
             cause="nothing_delivered",
-            seconds=total_s,
+            seconds=sum(step.seconds if step.wait_s is None else step.wait_s for step in steps),
             share=1.0,
             share_of="run",
             sentence=text + ADVICE["nothing_delivered"],
