@@ -6,6 +6,7 @@ fault costs at least a tenth of the time of the steps that have it; a seed whose
 
 import itertools
 import random
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from forebay.telemetry.analysis.report import Finding
 from tests.telemetry.planted_log import PlannedRequest, PlannedStep, PlannedTurn, write_log
 
-_MAX_CALLS = 1500
+_MAX_CALLS = 1200
 """Calls in a log: it must stay quick to read."""
 _LEAST_COST = 0.1
 _OPTIONAL = ("request_start", "turn_start", "turn_end", "main_loop", "tool_execution")
@@ -158,7 +159,7 @@ def clean_steps(shape: Shape) -> list[PlannedStep]:
     while not all(_ends_together(step) for step in steps):
         steps = [step if _ends_together(step) else shape.step() for step in steps]
     rng = shape.rng
-    usual_s = sorted(step.generated_s for step in steps)[len(steps) // 2]
+    usual_s = statistics.median(step.generated_s for step in steps)
     parts = {"broadcast": (0.002, 0.01), "preprocessing": (0.005, 0.035), "cache_flush": (0.002, 0.01)}
     parts |= {"data_extraction": (0.001, 0.006), "padding": (0.0002, 0.001), "batch_construction": (0.0001, 0.002)}
     parts |= {"sorting": (1e-5, 1e-4), "concatenation": (1e-5, 2e-4), "final_construction": (1e-5, 1e-3)}
@@ -235,6 +236,10 @@ def write_clean(seed: int, folder: Path) -> Path:
     return write_log(folder, clean_steps(draw_shape(random.Random(f"clean-{seed}"))))
 
 
+def _engine_s(request: PlannedRequest) -> float:
+    return sum(turn.engine_s for turn in request.turns)
+
+
 def _last(step: PlannedStep) -> PlannedRequest:
     return max(step.requests(), key=lambda request: request.end_s)
 
@@ -285,14 +290,14 @@ def _slow_worker(log: Log, factor: float) -> Truth:
                 turn.engine_s *= factor
         last = _last(step)
         if last in step.workers[worker]:
-            excess_s += sum(turn.engine_s for turn in last.turns) * (1 - 1 / factor)
+            excess_s += _engine_s(last) * (1 - 1 / factor)
     return Truth({"slow_engine"}, {"worker": worker}, excess_s)
 
 
 def slow_request(log: Log) -> Truth:
     """One request gets its tokens 3.5 times slower."""
     place, request, _ = log.one_request()
-    usual_s = sum(turn.engine_s for turn in request.turns)
+    usual_s = _engine_s(request)
     for turn in request.turns:
         turn.engine_s *= 3.5
     return Truth({"slow_rate"}, place, 2.5 * usual_s)
@@ -301,12 +306,12 @@ def slow_request(log: Log) -> Truth:
 def long_answer(log: Log) -> Truth:
     """One answer is very long, at the rate that all have."""
     place, request, step = log.one_request()
-    usual_s = sum(turn.engine_s for turn in request.turns)
+    usual_s = statistics.median(_engine_s(each) for each in step.requests())
     turn = log.rng.choice(request.turns)
     wanted_s = step.generated_s * log.rng.uniform(1.6, 3.0)
     turn.tokens = round(wanted_s * log.shape.speed)
     turn.engine_s = log.shape.engine_s(int(str(place["worker"])), turn.tokens)
-    return Truth({"long_answer"}, place, sum(turn.engine_s for turn in request.turns) - usual_s)
+    return Truth({"long_answer"}, place, _engine_s(request) - usual_s)
 
 
 def slow_tool(log: Log) -> Truth:
@@ -417,7 +422,7 @@ def slowing_engines(log: Log) -> Truth:
         for request in step.requests():
             for turn in request.turns:
                 turn.engine_s *= 1 + growth * number
-        excess_s += sum(turn.engine_s for turn in _last(step).turns) * (1 - 1 / (1 + growth * number))
+        excess_s += _engine_s(_last(step)) * (1 - 1 / (1 + growth * number))
     return Truth({"slowing"}, {"event": "engine"}, excess_s)
 
 

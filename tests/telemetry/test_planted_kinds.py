@@ -8,10 +8,15 @@ import functools
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from forebay.telemetry.analysis import analyse, load
 from tests.telemetry.planted_kinds import KINDS, plant, write_clean
 
 CLEAN = "clean"
+NUM_SEEDS = 5
+LEAST_RIGHT = 82
+NUM_CLEAN = 40
 
 
 @functools.cache
@@ -32,11 +37,32 @@ def found_in_clean(seed: int) -> str:
     return "; ".join(f"[{finding.cause}] {finding.sentence}" for finding in findings)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_planted_fault_comes_first_with_its_place(kind: str) -> None:
+    missed = [miss for seed in range(NUM_SEEDS) if (miss := miss_of(kind, seed)[0])]
+    assert len(missed) <= 1, "\n".join(missed)
+
+
+def test_of_85_planted_faults_at_least_82_come_first() -> None:
+    missed = [miss for kind in KINDS for seed in range(NUM_SEEDS) if (miss := miss_of(kind, seed)[0])]
+    assert len(KINDS) * NUM_SEEDS - len(missed) >= LEAST_RIGHT, "\n".join(missed)
+
+
+def test_its_seconds_are_within_15_percent() -> None:
+    wrong = [told for kind in KINDS for seed in range(NUM_SEEDS) if (told := miss_of(kind, seed)[1])]
+    assert len(wrong) <= len(KINDS) * NUM_SEEDS - LEAST_RIGHT, "\n".join(wrong)
+
+
+def test_of_40_logs_without_a_fault_at_most_one_has_findings() -> None:
+    found = [f"seed {seed}: {text}" for seed in range(NUM_CLEAN) if (text := found_in_clean(seed))]
+    assert len(found) <= 1, "\n".join(found)
+
+
 def main() -> None:
     """Print the score of each kind, each miss, and each finding in a clean log."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kinds", nargs="*", default=[*KINDS, CLEAN])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=NUM_SEEDS)
     asked = parser.parse_args()
     right = 0
     for kind in asked.kinds:
