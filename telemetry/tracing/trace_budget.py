@@ -7,9 +7,8 @@ segment's head, which is kept.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,11 +16,8 @@ from forebay.core.files import regular_opener
 from forebay.telemetry.tracing.records import Dropped
 from forebay.telemetry.tracing.trace_file import FOREIGN_BYTES, mark_as_written
 
-WHY = "budget"
-"""``why`` in the ``Dropped`` record of a segment whose spans were removed."""
-_ALL_WHY = "budget, all of it"
-"""``why`` for a segment from which everything was removed."""
-
+_WHYS = ("budget", "budget, all of it")
+"""``why`` in the ``Dropped`` record of a segment whose spans, or all of whose records, were removed."""
 _SPANS = (b'{"kind":"span"', b'{"kind":"open"')
 _SUMMARY = b'{"kind":"rollout"'
 
@@ -34,10 +30,6 @@ class Removed(NamedTuple):
     summaries: int = 0
     num_bytes: int = 0
 
-    def plus(self, other: "Removed") -> "Removed":
-        """The sum of both."""
-        return Removed(self.spans + other.spans, self.summaries + other.summaries, self.num_bytes + other.num_bytes)
-
 
 def enforce_budget(folder: Path, max_bytes: int) -> Removed:
     """Shrink the trace in ``folder`` to ``max_bytes`` as far as its segments are closed. 0: remove only spans.
@@ -45,14 +37,15 @@ def enforce_budget(folder: Path, max_bytes: int) -> Removed:
     If the trace fits, this only reads the file sizes. Segments with nothing left to remove are not read again. Raises
     ``OSError``, as on a full disk; every segment is then either unchanged or completely rewritten.
     """
-    removed = Removed()
+    total = Removed()
     size, segments = _segments(folder)
-    for take in (_without_spans, _without_all) if max_bytes else (_without_spans,):
+    for why in _WHYS if max_bytes else _WHYS[:1]:
         for path in segments:
-            if size - removed.num_bytes <= max_bytes:
-                return removed
-            removed = removed.plus(_shrink(path, take))
-    return removed
+            if size - total.num_bytes <= max_bytes:
+                return total
+            removed = _shrink(path, why)
+            total = Removed(*map(sum, zip(total, removed, strict=True)))
+    return total
 
 
 def _segments(folder: Path) -> tuple[int, list[Path]]:
@@ -67,26 +60,7 @@ def _segments(folder: Path) -> tuple[int, list[Path]]:
     return size, [path for _, path in sorted(found)]
 
 
-class _Segment(NamedTuple):
-    head: bytes
-    dropped: Dropped
-    """What was removed before; ``why`` is "" for nothing."""
-    rest: BinaryIO
-
-
-def _without_spans(segment: _Segment) -> Iterator[bytes] | None:
-    """The lines to keep; None if there is nothing to remove."""
-    if segment.dropped.why:
-        return None
-    return (line for line in segment.rest if not line.startswith(_SPANS))
-
-
-def _without_all(segment: _Segment) -> Iterator[bytes] | None:
-    """Keeps no line; None if there is nothing to remove."""
-    return None if segment.dropped.why == _ALL_WHY else iter(())
-
-
-def _shrink(path: Path, take: Callable[[_Segment], Iterator[bytes] | None]) -> Removed:
+def _shrink(path: Path, why: str) -> Removed:
     try:
         # Opened for writing, too: some file systems lock nothing else.
         file = os.fdopen(regular_opener(str(path), os.O_RDWR | os.O_CLOEXEC), "r+b")
@@ -99,52 +73,38 @@ def _shrink(path: Path, take: Callable[[_Segment], Iterator[bytes] | None]) -> R
         if found.st_size > FOREIGN_BYTES:
             path.unlink()
             return Removed(num_bytes=found.st_size)
-        segment = _opened(file)
-        stays = take(segment)
-        if stays is None:
+        head, second = file.readline(), file.readline()
+        before = _dropped_before(second)
+        if before is not None and _WHYS.index(before.why) >= _WHYS.index(why):
             return Removed()
-        return _rewrite(path, file, segment, list(stays), WHY if take is _without_spans else _ALL_WHY)
+        lines = [*([] if before else [second]), *file]
+        kept = [line for line in lines if not line.startswith(_SPANS)] if why == _WHYS[0] else []
+        spans = sum(line.startswith(_SPANS) for line in lines)
+        summaries = sum(line.startswith(_SUMMARY) for line in lines) - sum(line.startswith(_SUMMARY) for line in kept)
+        dropped = before or Dropped(t=time.time_ns())
+        dropped = Dropped(t=dropped.t, spans=dropped.spans + spans, summaries=dropped.summaries + summaries, why=why)
+        num_bytes = _replace(path, found, [head, msgspec.json.encode(dropped), b"\n", *kept])
+        return Removed(spans, summaries, num_bytes)
 
 
-def _opened(file: BinaryIO) -> _Segment:
-    head, second = file.readline(), file.readline()
+def _dropped_before(line: bytes) -> Dropped | None:
     with contextlib.suppress(msgspec.MsgspecError):
-        dropped = msgspec.json.decode(second, type=Dropped)
-        if dropped.why in (WHY, _ALL_WHY):
-            return _Segment(head, dropped, file)
-    file.seek(len(head))
-    return _Segment(head, Dropped(t=time.time_ns()), file)
+        dropped = msgspec.json.decode(line, type=Dropped)
+        return dropped if dropped.why in _WHYS else None
+    return None
 
 
-def _rewrite(path: Path, file: BinaryIO, segment: _Segment, stays: list[bytes], why: str) -> Removed:
-    spans, summaries = _counts(file, len(segment.head))
-    taken = Removed(spans, summaries - sum(line.startswith(_SUMMARY) for line in stays))
-    dropped = Dropped(
-        t=segment.dropped.t,
-        spans=segment.dropped.spans + taken.spans,
-        summaries=segment.dropped.summaries + taken.summaries,
-        why=why,
-    )
-    before = os.fstat(file.fileno())
+def _replace(path: Path, found: os.stat_result, lines: list[bytes]) -> int:
+    """Write ``lines`` in place of a file. Returns by how much it is smaller."""
     new = path.with_name(f".{path.name}.new")
     try:
         with open(new, "wb", opener=regular_opener) as copy:
-            copy.writelines([segment.head, msgspec.json.encode(dropped), b"\n", *stays])
+            copy.writelines(lines)
         # Keeps the order by age.
-        os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+        os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns))
         size = new.stat().st_size
         new.replace(path)
     except OSError:
         new.unlink(missing_ok=True)
         raise
-    return taken._replace(num_bytes=before.st_size - size)
-
-
-def _counts(file: BinaryIO, begin: int) -> tuple[int, int]:
-    """The number of spans and summaries that follow."""
-    file.seek(begin)
-    spans = summaries = 0
-    for line in file:
-        spans += line.startswith(_SPANS)
-        summaries += line.startswith(_SUMMARY)
-    return spans, summaries
+    return found.st_size - size
