@@ -5,13 +5,14 @@ and keeps nothing.
 """
 
 import os
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Self
 
 import msgspec
 
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
-from forebay.telemetry.tracing.no_trace import NO_ATTEMPT, NO_SPAN, NO_TRACE
-from forebay.telemetry.tracing.records import Process
+from forebay.telemetry.tracing.records import Process, RolloutSummary
 from forebay.telemetry.tracing.run_tracer import OpenFile, Tracer, TraceSettings, trace_file_of
 from forebay.telemetry.tracing.spans import Scope, SpanHandle, current_span
 from forebay.telemetry.tracing.trace_ids import is_kept, read_traceparent
@@ -21,6 +22,7 @@ __all__ = [
     "NO_SPAN",
     "NO_TRACE",
     "AttemptTrace",
+    "NoAttempt",
     "SpanHandle",
     "TraceSettings",
     "Tracer",
@@ -141,4 +143,44 @@ class _Traces:
             os.environ.pop(TRACE_VARIABLE, None)
 
 
+def _method(result: Callable[[], Any]) -> Callable[..., Any]:
+    """A method that takes everything and keeps nothing, so that callers need no ``if`` without tracing."""
+    return lambda *_, **__: result()
+
+
+class _NoSpan(SpanHandle):
+    """A shared span without state."""
+
+    traceparent = ""
+    set = end = note_open = __setattr__ = __exit__ = _method(lambda: None)
+
+    def __enter__(self) -> Self:
+        return self
+
+
+class NoAttempt(AttemptTrace):
+    """Drops everything recorded of the attempt."""
+
+    traceparent = ""
+    begin = turn = _method(lambda: NO_SPAN)
+    add = know_as = take_over = _method(lambda: None)
+    activate = _method(nullcontext)
+    turns, phases = _method(list), _method(dict)
+
+    def summary(self, **fields: Any) -> RolloutSummary:
+        fields.pop("until", None)
+        known = {"t": 0, "d": 0, "id": "", "uid": "", "group": "", "instance": ""}
+        return RolloutSummary(**{**known, **fields})
+
+
+class _NoTracer(Tracer):
+    """Does not even read the clock."""
+
+    attempt = run_scope = _method(lambda: NO_ATTEMPT)
+    write = watch = close = _method(lambda: None)
+
+
+NO_TRACE: Tracer = _NoTracer(TraceSettings(folder="", run_id="", max_bytes=0), "run")
+NO_ATTEMPT: AttemptTrace = NoAttempt(NO_TRACE, uid="", group="", attempt=0, is_kept=False)
+NO_SPAN: SpanHandle = _NoSpan(NO_ATTEMPT, "", "", "", None, 0, {})
 _TRACES = _Traces()

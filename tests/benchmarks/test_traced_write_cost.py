@@ -20,7 +20,7 @@ WRITERS = 16
 TARGET = 1.02
 OFF = """
 import forebay.server.tracing.run_traces as traces
-from forebay.telemetry.tracing.no_trace import NO_TRACE
+from forebay.telemetry.tracing.tracer import NO_TRACE
 traces.start_tracing = lambda *_: NO_TRACE
 """
 """Python imports a module of this name at its start."""

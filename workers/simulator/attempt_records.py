@@ -4,9 +4,8 @@ import asyncio
 from typing import Any
 
 from forebay.core.scheduling.policy import RolloutKey
-from forebay.telemetry.tracing.no_trace import NoAttempt
 from forebay.telemetry.tracing.records import RolloutSummary
-from forebay.telemetry.tracing.tracer import AttemptTrace, Tracer, TraceSettings
+from forebay.telemetry.tracing.tracer import AttemptTrace, NoAttempt, Tracer, TraceSettings
 
 SECOND_NS = 1_000_000_000
 
