@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from forebay.telemetry.tracing.attempt_trace import AttemptTrace
-from forebay.telemetry.tracing.record_queue import RecordQueue
 from forebay.telemetry.tracing.records import VERSION, Head, LoopStall, Process, Record
 from forebay.telemetry.tracing.spans import Scope
-from forebay.telemetry.tracing.trace_file import TraceFile, segment_bytes
+from forebay.telemetry.tracing.trace_file import RecordQueue, TraceFile, segment_bytes
 from forebay.telemetry.tracing.trace_ids import is_kept
 
 if TYPE_CHECKING:  # as in ``records``
@@ -273,7 +272,7 @@ class Tracer:
         self._is_over = True
         with self._lock:
             self._file.close()
-            self._queue.clear()
+            self._queue = RecordQueue(FLUSH_THREAD.hurry)
         FLUSH_THREAD.leave(self)
         if self.on_close is not None:
             self.on_close(self)

@@ -1,14 +1,21 @@
-"""Appends a process's records to segments of whole lines, each with a head. Only the process's user can read them."""
+"""From records that wait in memory to segments of whole lines, which only the process's user can read."""
 
 import fcntl
 import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from forebay.core.files import make_folder, opener
-from forebay.telemetry.tracing.records import Head
+from forebay.telemetry.tracing.records import Dropped, Head, Open, Record, Span
 
+CAPACITY = 65_536
+_SPANS_AT_ONCE = 1_024
+_OTHERS_AT_ONCE = 64
+"""Fewer, since a summary may have a thousand turns."""
 MAX_LINE_BYTES = 1 << 20
 """Every line is shorter than this, including its end."""
 SEGMENT_BYTES = 8 << 20
@@ -23,8 +30,79 @@ def segment_bytes(max_bytes: int) -> int:
     return min(SEGMENT_BYTES, max(_MIN_SEGMENT_BYTES, max_bytes // _SEGMENTS_OF_BUDGET))
 
 
+class RecordQueue:
+    """A bounded queue of records. When it is full, spans are dropped first.
+
+    Takes records from any thread without a lock; only one thread may take them out.
+    """
+
+    def __init__(self, on_many: Callable[[], object], capacity: int = CAPACITY) -> None:
+        self._on_many = on_many
+        self._capacity, self._many = capacity, capacity // 4
+        self._encoder = msgspec.json.Encoder()
+        self._spans: deque[Record] = deque()
+        self._others: deque[Record] = deque()
+        self._lost = Dropped(t=0, why="queue")
+
+    def __len__(self) -> int:
+        return len(self._spans) + len(self._others)
+
+    def put(self, record: Record) -> None:
+        """Add a record. If the queue is full, a new span is dropped; any other record replaces the oldest span."""
+        kind = type(record)
+        is_span = kind is Span or kind is Open
+        size = len(self._spans) + len(self._others)
+        if size < self._capacity:
+            (self._spans if is_span else self._others).append(record)
+            if size == self._many:
+                self._on_many()
+        elif is_span or not _take(self._spans, 1):
+            self._count_lost(record)
+        else:
+            self._lost.spans += 1
+            self._others.append(record)
+
+    def take_lines(self, now: int) -> bytes:
+        """The next records as whole lines; empty if there are none."""
+        records = _take(self._spans, _SPANS_AT_ONCE) or _take(self._others, _OTHERS_AT_ONCE)
+        if self._lost.spans or self._lost.summaries:
+            lost, self._lost = self._lost, Dropped(t=0, why="queue")
+            lost.t = now
+            records.append(lost)
+        with suppress(Exception):  # if one record cannot be encoded, only that one is lost
+            lines = self._encoder.encode_lines(records)
+            if len(lines) < MAX_LINE_BYTES:
+                return lines
+        return b"".join(map(self._line, records))
+
+    def _line(self, record: Record) -> bytes:
+        with suppress(Exception):
+            line = self._encoder.encode(record) + b"\n"
+            if len(line) < MAX_LINE_BYTES:
+                return line
+        self._count_lost(record)
+        return b""
+
+    def _count_lost(self, record: Record) -> None:
+        if isinstance(record, Span | Open):
+            self._lost.spans += 1
+        else:
+            self._lost.summaries += 1
+
+
+def _take(queue: deque[Record], number: int) -> list[Record]:
+    records: list[Record] = []
+    with suppress(IndexError):  # empty, or ``put`` has removed the last one meanwhile
+        while len(records) < number:
+            records.append(queue.popleft())
+    return records
+
+
 class TraceFile:
-    """Segments ``{process}-{start}-{pid}.{n}.jsonl``, created on the first write. All calls must be from one thread."""
+    """Segments ``{process}-{start}-{pid}.{n}.jsonl``, each with a head. Created on the first write.
+
+    All calls must be from one thread.
+    """
 
     def __init__(self, folder: Path, head: Head, max_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = folder

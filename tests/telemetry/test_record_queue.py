@@ -2,8 +2,8 @@
 
 import json
 
-from forebay.telemetry.tracing.record_queue import CAPACITY, RecordQueue
 from forebay.telemetry.tracing.records import Open, RolloutSummary, Span
+from forebay.telemetry.tracing.trace_file import CAPACITY, RecordQueue
 
 
 def make_span(name: str = "engine") -> Span:
