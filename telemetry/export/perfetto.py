@@ -4,171 +4,196 @@ Tracks: the trainer (its reads, its weights, pauses of engines), the processes (
 calls), each group (its states, and a track for each attempt of its rollouts). Everything with a duration is a pair of
 nestable async events: a ``b`` and an ``e`` with the same name, category and id. Arrows lead from a call in its rollout
 to the call on its engine, and from a read to the groups it delivered. Times are microseconds since the first head.
+
+On each track spans nest, as every trace viewer requires. A span is placed on the track of the span around it if it
+lies within. Overlapping spans, such as tools that run at once, get separate tracks. Clocks of two processes may differ
+slightly, so a span that sticks out by that much is cut.
 """
 
-from hashlib import blake2b
-from typing import BinaryIO
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, BinaryIO
 
-from forebay.telemetry.attempts import Attempt, Writer
-from forebay.telemetry.export.server_intervals import ServerInterval, ServerIntervals, parts_of_read
-from forebay.telemetry.export.trace_events import Arrow, TraceEvents, TrackSpan
+import msgspec
+
+from forebay.telemetry.export.span_trees import ExportSpan, SpanTree, derived_id, span_trees
 from forebay.telemetry.trace_db import TraceDB
-from forebay.telemetry.tracing.records import (
-    Dropped,
-    GroupChange,
-    LoopStall,
-    Open,
-    ProcessChange,
-    Read,
-    Record,
-    Span,
-    Weights,
-)
+
+_SKEW_NS = 1_000_000
+"""The largest difference between the clocks of two processes."""
+_TRAINER, _PROCESSES, _ENGINES, _GROUPS = range(1, 5)
+"""Order of the tracks."""
+_OF_TRAINER = ("read", "pause", "weights")
+_MOMENTS = ("weights", "process")
 
 
 class PerfettoExport:
-    """Draws a trace into ``file``."""
+    """Draws a trace into ``file``, one event per line. The file is an array that is valid once it is complete.
+
+    Viewers also open it before its end is written, while a run continues.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._events = TraceEvents(file)
-        self._intervals = ServerIntervals()
-        self._states: dict[str, list[ServerInterval]] = {}
-        self._of_run: dict[str, Open] = {}
-        self._stalls: dict[str, LoopStall] = {}
+        self._file = file
+        self._separator = b"[\n"
+        self._zero = 0
+        self._pids: dict[str, int] = {}
         self.num_attempts = 0
 
     def draw(self, db: TraceDB) -> None:
         """Draw all of ``db``, mark what had not ended as open, and complete the file."""
-        if db.begin_ns:
-            self._events.begin_at(db.begin_ns)
-        for group in db.groups():
-            for attempts in db.rollouts([group.name]):
-                for attempt in attempts:
-                    self._draw_attempt(attempt)
-        for line in db.of_run():
-            self._add_of_run(line.writer, line.record)
-        self._draw_rest(db.last_ns)
-        self._events.close()
+        self._zero = db.begin_ns  # nanoseconds since the epoch exceed a viewer's numbers
+        if self._zero:
+            begins = datetime.fromtimestamp(self._zero / 1e9, UTC).isoformat()
+            pid = self._pid(_TRAINER, "trainer")
+            self._write(ph="M", name="process_labels", pid=pid, args={"labels": f"0 is {begins}"})
+        for tree in span_trees(db):
+            self._draw(tree)
+        self._file.write(b"\n]\n" if self._pids else b"[]\n")
 
-    def _draw_rest(self, last_ns: int) -> None:
-        for interval in self._intervals.rest(last_ns):
-            self._add_interval(interval)
-        for group in list(self._states):
-            self._draw_states(group)
-        for opened in self._of_run.values():
-            pid = self._events.trainer() if opened.name == "read" else self._events.processes()
-            self._draw(pid, opened.name, TrackSpan.of(opened, last_ns))
-        for stall in self._stalls.values():
-            self._draw_stall(stall)
-
-    def _add_of_run(self, writer: Writer, record: Record) -> None:
-        match record:
-            case Read():
-                self._of_run.pop(record.id, None)
-                self._draw_read(record)
-            case Open():
-                self._of_run[record.id] = record
-            case Span():
-                self._of_run.pop(record.id, None)
-                if record.name != "read" or writer.process != "server":  # those have a separate record
-                    self._draw(self._events.processes(), "run", TrackSpan.of(record, 0))
-            case LoopStall():
-                if record.has_ended:
-                    self._stalls.pop(writer.file, None)
-                    self._draw_stall(record)
-                else:
-                    self._stalls[writer.file] = record
-            case Weights(what="announced"):
-                self._events.moment(self._events.trainer(), f"weights {record.version}", record.t)
-            case GroupChange() | Weights():
-                if interval := self._intervals.of(record):
-                    self._add_interval(interval)
-                if isinstance(record, GroupChange) and record.state in ("acked", "discarded"):
-                    self._draw_states(record.group, record.state, record.reason)
-            case ProcessChange():
-                process = record.process or writer.process
-                self._events.moment(self._events.processes(), f"{process} {record.what}", record.t)
-            case Dropped():
-                about = {"spans": record.spans, "summaries": record.summaries, "why": record.why}
-                self._events.moment(self._events.processes(), "records dropped", record.t, **about)
-
-    def _draw_attempt(self, attempt: Attempt) -> None:
-        self.num_attempts += 1
-        spans = [TrackSpan.of(each, attempt.end) for _, each in attempt.spans]
-        if attempt.summary is not None:
-            root = TrackSpan.of_summary(attempt.summary)
+    def _draw(self, tree: SpanTree) -> None:
+        root = tree.spans[0]
+        if tree.kind in ("rollout", "group"):
+            pid = self._pid(_GROUPS, f"group {root.group}")
+        elif tree.kind in _OF_TRAINER:
+            pid = self._pid(_TRAINER, "trainer")
         else:
-            id_ = attempt.id or _arrow_id(f"{attempt.uid} {attempt.number}")
-            root = TrackSpan(f"rollout {attempt.uid}", attempt.begin, attempt.end, id_, is_open=attempt.is_open)
-        if not spans and attempt.summary is not None:
-            spans = [TrackSpan.of_turn(turn, number, root.id) for number, turn in enumerate(attempt.summary.turns)]
-        calls = {each.id: each for each in spans if each.name == "engine"}
-        out: dict[str, Arrow] = {each: ("flow_out", _arrow_id(each)) for each in calls}
-        self._events.nested(self._events.group(attempt.group), "rollout", spans, root, out)
-        for call in calls.values():
-            within = [each for each in spans if each.up == call.id]
-            self._draw_call(attempt, call, within)
-
-    def _draw_call(self, attempt: Attempt, call: TrackSpan, within: list[TrackSpan]) -> None:
-        engine = self._events.engine(str(call.about.get("engine") or "unknown"))
-        about = {"uid": attempt.uid, "attempt": attempt.number, **call.about}
-        root = TrackSpan("call", call.begin, call.end, call.id, is_open=call.is_open, about=about)
-        self._events.nested(engine, "engine", within, root, {call.id: ("flow_in", _arrow_id(call.id))})
-
-    def _draw_read(self, read: Read) -> None:
-        parts = parts_of_read(read)
-        about = {
-            name: value
-            for name in ("step", "by", "batch", "weights", "num_polls", "num_rows", "num_bytes", "worst")
-            if (value := getattr(read, name)) not in ("", None)
-        }
-        root = TrackSpan("read", read.t, parts[-1].end if parts else read.t, read.id, about=about)
-        spans = [
-            TrackSpan(each.name, each.begin, each.end, f"{read.id}/{each.name}", up=read.id, about=about)
-            for each in parts
-        ]
-        if spans and read.by:
-            spans[0].name = f"wait for group {read.by}"
-        arrows: dict[str, Arrow] = {read.id: ("flow_out", _arrow_id(read.batch))} if read.batch else {}
-        self._events.nested(self._events.trainer(), "read", spans, root, arrows)
-
-    def _add_interval(self, interval: ServerInterval) -> None:
-        if interval.group:
-            self._states.setdefault(interval.group, []).append(interval)
-        else:
-            span = TrackSpan(interval.name, interval.begin, interval.end, f"pause-{interval.begin}")
-            span.is_open = interval.is_open
-            self._draw(self._events.trainer(), "pause", span)
-
-    def _draw_states(self, group: str, last: str = "", reason: str = "") -> None:
-        """Draw one life of a group, from its opening to ``last``."""
-        states = self._states.pop(group, [])
-        if not states:
+            pid = self._pid(_PROCESSES, "processes")
+        if tree.kind in _MOMENTS:
+            self._write(ph="i", s="p", ts=self._us(root.begin), pid=pid, tid=0, name=_title(root), args=root.about)
             return
-        root_id = f"{_arrow_id(group)}-{states[0].begin}"
-        about = {name: value for name, value in {"ended": last, "reason": reason}.items() if value}
-        root = TrackSpan("group", states[0].begin, states[-1].end, root_id, is_open=not last, about=about)
-        spans, arrows = [], dict[str, Arrow]()
-        for number, state in enumerate(states):
-            span_id = f"{root_id}/{number}"
-            about = {"batch": state.batch} if state.batch else {}
-            spans.append(
-                TrackSpan(state.name, state.begin, state.end, span_id, root_id, is_open=state.is_open, about=about)
-            )
-            if state.batch:
-                arrows[span_id] = "flow_in", _arrow_id(state.batch)
-        self._events.nested(self._events.group(group), "group", spans, root, arrows)
+        self._draw_nested(pid, tree.kind, tree.spans)
+        if tree.kind == "rollout":
+            self.num_attempts += 1
+            for call in [each for each in tree.spans if each.name == "engine"]:
+                self._draw_call(root, call, [each for each in tree.spans if each.up == call.id])
 
-    def _draw_stall(self, stall: LoopStall) -> None:
-        about = {"stack": stall.stack}
-        span = TrackSpan("event loop stood still", stall.t, stall.t + stall.d, f"loop-{stall.t}", about=about)
-        span.is_open = not stall.has_ended
-        self._draw(self._events.processes(), "loop", span)
+    def _draw_call(self, root: ExportSpan, call: ExportSpan, within: Sequence[ExportSpan]) -> None:
+        pid = self._pid(_ENGINES, f"engine {call.about.get('engine') or 'unknown'}")
+        about = {"uid": root.uid, "attempt": root.attempt, **call.about}
+        self._draw_nested(pid, "engine", [replace(call, name="call", about=about), *within])
 
-    def _draw(self, pid: int, category: str, span: TrackSpan) -> None:
-        self._events.nested(pid, category, (), span, {})
+    def _draw_nested(self, pid: int, category: str, spans: Sequence[ExportSpan]) -> None:
+        """Draw the first span and everything in it, on as many tracks as needed."""
+        for number, edges in enumerate(tracks(spans)):
+            track = {"cat": category, "id2": {"local": f"{spans[0].id}.{number}"}, "pid": pid, "tid": 0}
+            for is_begin, span in edges:
+                name = f"{_title(span)} (open)" if span.is_open else _title(span)
+                if is_begin:
+                    more = {"args": _args(span), **_arrow(category, span)}
+                    self._write(ph="b", ts=self._us(span.begin), name=name, **track, **more)
+                else:
+                    self._write(ph="e", ts=self._us(span.end), name=name, **track)
+
+    def _pid(self, order: int, name: str) -> int:
+        """A viewer shows each ``pid`` as a process with its own tracks."""
+        pid = self._pids.get(name)
+        if pid is None:
+            pid = self._pids[name] = order * 1_000_000 + len(self._pids)
+            self._write(ph="M", name="process_name", pid=pid, args={"name": name})
+            self._write(ph="M", name="process_sort_index", pid=pid, args={"sort_index": pid})
+        return pid
+
+    def _us(self, ns: int) -> float:
+        return (ns - self._zero) / 1e3
+
+    def _write(self, **event: Any) -> None:
+        self._file.write(self._separator + msgspec.json.encode(event))
+        self._separator = b",\n"
 
 
-def _arrow_id(text: str) -> str:
-    """A hexadecimal id, as the format requires."""
-    return blake2b(text.encode(), digest_size=8).hexdigest()
+def _title(span: ExportSpan) -> str:
+    about = span.about
+    if span.name == "attempt" and not span.up:
+        number = f", attempt {span.attempt}" if span.attempt else ""
+        return f"slot {about['slot']}{number}" if "slot" in about else f"rollout {span.uid}"
+    if span.name == "turn" and span.turn is not None:
+        return f"turn {span.turn}"
+    if span.name == "wait" and "released_by" in about:
+        return f"wait for group {about['released_by']}"
+    if span.name == "weights announced":
+        return f"weights {about.get('weight_version')}"
+    return span.name
+
+
+def _args(span: ExportSpan) -> dict[str, Any]:
+    turn = {} if span.turn is None else {"turn": span.turn}
+    return {**span.about, **turn, **({"open": True} if span.is_open else {})}
+
+
+def _arrow(category: str, span: ExportSpan) -> dict[str, Any]:
+    """The end of an arrow at ``span``, whose other end has the same id."""
+    is_call = category in ("rollout", "engine") and span.name in ("engine", "call")
+    text = span.id if is_call else span.about.get("batch_id") if category in ("read", "group") else None
+    if not text:
+        return {}
+    return {"bind_id": f"0x{derived_id(text)}", "flow_out" if category in ("rollout", "read") else "flow_in": True}
+
+
+Edge = tuple[bool, ExportSpan]
+"""True for the span's begin, False for its end."""
+
+
+def tracks(spans: Sequence[ExportSpan]) -> Iterator[list[Edge]]:
+    """The edges of each track in chronological order, starting with the track of the first span, the root."""
+    root = spans[0]
+    by_id = {each.id: each for each in reversed(spans)}
+    above = {each.id: _above(each, by_id) for each in by_id.values()}
+    del by_id[root.id]
+    for each in sorted(by_id.values(), key=lambda span: len(above[span.id])):
+        _fit(each, by_id.get(each.up, root))
+    lanes = [_Lane(root)]
+    for each in sorted(by_id.values(), key=lambda span: (span.begin, -span.end, len(above[span.id]))):
+        lane = next((lane for lane in lanes if lane.takes(each, above[each.id])), None)
+        if lane is not None:
+            lane.add(each)
+        else:
+            lanes.append(_Lane(each))
+    return (lane.finish() for lane in lanes)
+
+
+def _above(span: ExportSpan, by_id: dict[str, ExportSpan]) -> set[str]:
+    """The ids of the spans around it."""
+    found: set[str] = set()
+    up = span.up
+    while up in by_id and up not in found:
+        found.add(up)
+        up = by_id[up].up
+    return found
+
+
+def _fit(span: ExportSpan, around: ExportSpan) -> None:
+    if around.begin - _SKEW_NS <= span.begin < around.begin:
+        span.begin = min(around.begin, span.end)
+    if around.end < span.end <= around.end + _SKEW_NS:
+        span.end = max(around.end, span.begin)
+
+
+class _Lane:
+    """A track being filled with spans, ordered by begin."""
+
+    def __init__(self, first: ExportSpan) -> None:
+        self._open = [first]
+        self._edges = [(True, first)]
+
+    def takes(self, span: ExportSpan, above: set[str]) -> bool:
+        """Whether ``span`` nests here: the span open at its begin is one of its ancestors, and lasts as long."""
+        while self._open and self._open[-1].end <= span.begin and self._open[-1].id not in above:
+            self._close()
+        if not self._open:
+            return True
+        top = self._open[-1]
+        return top.begin <= span.begin and span.end <= top.end and (top.id in above or not above)
+
+    def add(self, span: ExportSpan) -> None:
+        self._open.append(span)
+        self._edges.append((True, span))
+
+    def finish(self) -> list[Edge]:
+        while self._open:
+            self._close()
+        return self._edges
+
+    def _close(self) -> None:
+        self._edges.append((False, self._open.pop()))

@@ -107,7 +107,7 @@ def check_drawing(events: list[dict[str, Any]], engine_url: str) -> None:
     calls = [event for event in events if event["name"] == "call" and event["ph"] == "b"]
     assert {event["pid"] for event in calls} == {processes(events)[f"engine {engine_url}"]}
     assert len(calls) == 4
-    assert begun(events, "trainer")["read"]["args"]["step"] == 3
+    assert begun(events, "trainer")["read"]["args"]["trainer_step"] == 3
     assert not [event for event in events if event["name"].endswith("(open)")]
 
 

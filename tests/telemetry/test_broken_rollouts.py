@@ -8,7 +8,7 @@ import pytest
 
 from forebay.telemetry.analysis import analyse, load
 from forebay.telemetry.analysis.report import ProfileReport
-from forebay.telemetry.export.otel_spans import OtelSpans
+from forebay.telemetry.export.otel_spans import otel_spans
 from forebay.telemetry.export.perfetto import PerfettoExport
 from tests.telemetry.planted_trace import PlantedTrace
 from tests.telemetry.trace_kit import read_whole
@@ -79,7 +79,7 @@ def test_perfetto_shows_how_each_attempt_ended(trace: PlantedTrace) -> None:
 
 
 def test_a_collector_hears_of_no_error(trace: PlantedTrace) -> None:
-    spans = OtelSpans().of(read_whole(trace.folder))
+    spans = otel_spans(read_whole(trace.folder))
     roots = [span.attributes or {} for span in spans if span.name == "attempt"]
     broken = [about for about in roots if about["rl.ending"] == "broken"]
     assert len(broken) == 2

@@ -8,8 +8,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as PbSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
-from forebay.telemetry.export import semantic_conventions as names
 from forebay.telemetry.export.otlp import OtlpExport
+from forebay.telemetry.tracing.records import TurnSummary
 from forebay.telemetry.tracing.trace_ids import trace_id
 from tests.telemetry.log_kit import (
     ENGINE,
@@ -122,10 +122,11 @@ def test_the_pinned_names_are_of_the_version_that_is_named(tmp_path: Path, recei
     (resource,) = receiver.resources
     (scope,) = resource.scope_spans
     assert scope.scope.name == "forebay"
-    assert scope.schema_url == "https://opentelemetry.io/schemas/1.41.0" == names.SCHEMA_URL
+    assert scope.schema_url == "https://opentelemetry.io/schemas/1.41.0"
     known = pytest.importorskip("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
-    ours = {value for name, value in vars(names).items() if isinstance(value, str) and value.startswith("gen_ai.")}
-    assert ours
+    sent = {name for each in receiver.spans for name in attributes(each.attributes)}
+    ours = {name for name in sent if name.startswith("gen_ai.")}
+    assert len(ours) == 7
     assert ours <= {value for value in vars(known).values() if isinstance(value, str)}
 
 
@@ -135,6 +136,15 @@ def test_what_failed_is_an_error(tmp_path: Path, receiver: Receiver) -> None:
     root = receiver.named("attempt")
     assert root.status.code == Status.STATUS_CODE_ERROR
     assert attributes(root.attributes)["error.type"] == "engine_failure"
+
+
+def test_without_spans_the_turns_of_a_rollout_are_those_of_its_summary(tmp_path: Path, receiver: Receiver) -> None:
+    write_log(tmp_path, "run", summary(0, 1, turns=[TurnSummary(t=ZERO, d=S, sampled=3, phases={"engine": S})]))
+    send(tmp_path)
+    turn = receiver.named("turn")
+    assert turn.parent_span_id == receiver.named("attempt").span_id
+    told = attributes(turn.attributes)
+    assert (told["gen_ai.usage.output_tokens"], told["rl.phase.engine_s"]) == (3, 1.0)
 
 
 def test_an_agents_own_span_is_a_child_of_ours(tmp_path: Path, receiver: Receiver) -> None:
@@ -186,6 +196,10 @@ def test_reads_weights_and_standstills_are_in_the_trace_of_the_run(tmp_path: Pat
     assert attributes(receiver.named("weights announced").attributes)["rl.weight_version"] == 5
     pause = receiver.named("engines paused")
     assert pause.end_time_unix_nano - pause.start_time_unix_nano == S
+    group = receiver.named("group")
+    states = [each.name for each in receiver.spans if each.parent_span_id == group.span_id]
+    assert states == ["open", "ready", "leased"]
+    assert attributes(group.attributes)["rl.ended"] == "acked"
     stall = receiver.named("event loop stood still")
     assert attributes(stall.attributes)["rl.stack"] == ["file.py:1 sleep"]
 

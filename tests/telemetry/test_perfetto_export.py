@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.telemetry.export.perfetto import PerfettoExport
-from forebay.telemetry.export.trace_events import TrackSpan, tracks
+from forebay.telemetry.attempts import Writer
+from forebay.telemetry.export.perfetto import PerfettoExport, tracks
+from forebay.telemetry.export.span_trees import ExportSpan
 from forebay.telemetry.tracing.records import LoopStall, Record, TurnSummary, Weights
 from tests.telemetry.log_kit import (
     ENGINE,
@@ -86,7 +87,7 @@ def test_a_trace_is_drawn_by_trainer_engine_and_group(tmp_path: Path) -> None:
     assert {"call", "decode", "engine_queue"} == set(begun(events, f"engine {ENGINE}"))
     trainer = begun(events, "trainer")
     assert {"read", "wait for group g", "hooks", "delivery", "engines paused"} == set(trainer)
-    assert trainer["read"]["args"]["step"] == 67
+    assert trainer["read"]["args"]["trainer_step"] == 67
     assert begun(events, "processes")["event loop stood still"]["args"]["stack"] == ["file.py:1 sleep"]
     moments = {event["name"]: event["ts"] for event in events if event["ph"] == "i"}
     assert moments == {"weights 5": 1e6, "server started": 0, "server ended": 1e7}
@@ -184,17 +185,21 @@ def test_broken_lines_between_cost_nothing_else(tmp_path: Path) -> None:
     assert "slot 3" in begun(drawn(tmp_path), "group g")
 
 
+def a_track_span(name: str, begin: int, end: int, own_id: str, up: str = "") -> ExportSpan:
+    return ExportSpan(name, begin, end, own_id, Writer("run.jsonl"), up)
+
+
 times = st.integers(0, 20)
 a_span = st.tuples(times, times, st.integers(1, 12), st.integers(0, 12))
 
 
 @given(st.lists(a_span, max_size=12, unique_by=lambda each: each[2]), st.integers(0, 20))
 def test_whatever_overlaps_each_track_nests(given_spans: list[tuple[int, int, int, int]], end: int) -> None:
-    spans = [TrackSpan(f"s{n}", begin, begin + d, span_id(n), span_id(up)) for begin, d, n, up in given_spans]
-    root = TrackSpan("root", 0, end, span_id(0))
+    spans = [a_track_span(f"s{n}", begin, begin + d, span_id(n), span_id(up)) for begin, d, n, up in given_spans]
+    root = a_track_span("root", 0, end, span_id(0))
     seen: list[str] = []
-    for edges in tracks(spans, root):
-        stack: list[TrackSpan] = []
+    for edges in tracks([root, *spans]):
+        stack: list[ExportSpan] = []
         last = 0
         for is_begin, each in edges:
             now = each.begin if is_begin else each.end
@@ -211,10 +216,10 @@ def test_whatever_overlaps_each_track_nests(given_spans: list[tuple[int, int, in
 
 def test_a_parent_that_begins_a_little_late_still_holds_its_child() -> None:
     """The clocks of two processes differ."""
-    root = TrackSpan("root", 0, 100_000_000, "r")
-    turn = TrackSpan("turn", 50_000_000, 80_000_000, "t", "r")
-    call = TrackSpan("engine", 49_900_000, 80_100_000, "c", "t")
-    assert [each.name for (_, each) in next(iter(tracks([call, turn], root)))] == [
+    root = a_track_span("root", 0, 100_000_000, "r")
+    turn = a_track_span("turn", 50_000_000, 80_000_000, "t", "r")
+    call = a_track_span("engine", 49_900_000, 80_100_000, "c", "t")
+    assert [each.name for (_, each) in next(iter(tracks([root, call, turn])))] == [
         "root",
         "turn",
         "engine",
