@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from forebay.telemetry.analysis.causes.kinds import working_s
 from forebay.telemetry.analysis.intervals import covered_within
 from forebay.telemetry.analysis.robust import median, percentile, resistant_line
 from forebay.telemetry.analysis.timeline import Request, SharedEngine, TurnTimes
@@ -281,19 +280,20 @@ def calls_of(request: Request) -> list[WorkCall]:
 
 def _call(turn: TurnTimes, request: Request) -> WorkCall:
     phases = turn.phases
-    is_reported = "decode" in phases or "prefill" in phases
+    decode_s, prefill_s, outside_s = phases.get("decode"), phases.get("prefill"), phases.get("engine", 0.0)
+    is_reported = decode_s is not None or prefill_s is not None
     return WorkCall(
-        engine=turn.engine or request.worker,
-        request=request.request_id,
-        turn=turn.number,
-        begin_s=turn.begin_s,
-        end_s=turn.end_s,
-        tokens=turn.sampled_tokens,
-        prompt=turn.prompt_tokens,
-        cached=turn.cached_tokens,
-        work_s=working_s(phases),
-        queue_s=phases.get("engine_queue", 0.0),
-        decode_s=phases.get("decode", 0.0) if is_reported else None,
-        prefill_s=phases.get("prefill", 0.0) if is_reported else None,
-        network_s=phases.get("engine", 0.0) if is_reported else None,
+        turn.engine or request.worker,
+        request.request_id,
+        turn.number,
+        turn.begin_s,
+        turn.end_s,
+        turn.sampled_tokens,
+        turn.prompt_tokens,
+        turn.cached_tokens,
+        outside_s + (decode_s or 0.0) + (prefill_s or 0.0),
+        phases.get("engine_queue", 0.0),
+        decode_s,
+        prefill_s,
+        outside_s if is_reported else None,
     )

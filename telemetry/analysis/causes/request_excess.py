@@ -76,9 +76,12 @@ class UsualRequest:
         self.book = EngineBook(self.requests, self._gaps, earlier, step.shared)
         self.duration_s = median([request.duration_s for request in self.requests])
         self.tokens = median([float(request.sampled_tokens) for request in self.requests])
-        needs = {request.request_id: self._needed_s(request) for request in self.requests}
-        self._needs_s = median(list(needs.values()))
-        self._long = _far_apart(needs, 0.05 * step.duration_s)
+        self._needs = {request.request_id: 0.0 for request in self.requests}
+        """Seconds of an engine's work that each request needs at the shared rate."""
+        for call in self.book.calls:
+            self._needs[call.request] += self.book.expected_s(call)
+        self._needs_s = median(list(self._needs.values()))
+        self._long = _far_apart(self._needs, 0.05 * step.duration_s)
         usual = ((call.work_s - self._systemic_s(call), self.book.expected_s(call)) for call in self.book.calls)
         self._ratios = [spent_s / needed_s for spent_s, needed_s in usual if needed_s > 0]
         self._works: dict[str, list[float]] = {}
@@ -89,9 +92,6 @@ class UsualRequest:
         """What ``request`` spent on work beyond the usual, for a step that waited ``wait_s``."""
         found = [*self._of_work(request, wait_s), *self._of_engine(request)]
         return [excess for excess in found if excess.seconds > 0]
-
-    def _needed_s(self, request: Request) -> float:
-        return sum(map(self.book.expected_s, calls_of(request)))
 
     def _of_work(self, request: Request, wait_s: float) -> Iterator[Excess]:
         """Tools and agents: what is far longer than elsewhere, and what takes long for all."""
@@ -175,7 +175,7 @@ class UsualRequest:
         """Whether its answer is no part of the variation of lengths, or the step ran half of its time for it alone."""
         before = [end_s for end_s in self._ends_s if end_s < request.end_s]
         alone_s = request.end_s - before[-1] if before else 0.0
-        longer_s = self._needed_s(request) - self._needs_s
+        longer_s = self._needs.get(request.request_id, 0.0) - self._needs_s
         is_half = len(self.requests) > _MIN_REQUESTS and longer_s >= alone_s >= _HALF * self._step_s
         return is_half or request.request_id in self._long
 
