@@ -1,0 +1,99 @@
+"""Causes that concern the buffer, the trainer or the run as a whole, from record files with planted truth."""
+
+from pathlib import Path
+
+import pytest
+
+from forebay.telemetry.analysis import analyse, load
+from forebay.telemetry.analysis.report import ProfileReport
+from forebay.telemetry.tracing.records import SharedEngines
+from tests.telemetry.planted_trace import PlantedTrace
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> PlantedTrace:
+    return PlantedTrace(tmp_path / "trace")
+
+
+def report_of(trace: PlantedTrace) -> ProfileReport:
+    return analyse(load(trace.folder))
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason", "text"),
+    [
+        ("failed", "failed", "8 of 8 requests failed (environment_failure)"),
+        ("finished", "invalid", "8 of 8 requests were in discarded groups (invalid)"),
+    ],
+)
+def test_a_run_that_delivered_nothing_says_so_first(trace: PlantedTrace, ending: str, reason: str, text: str) -> None:
+    run, server = trace.file("run"), trace.file("server")
+    for group in "abcd":
+        for slot in range(2):
+            outcome = "environment_failure" if ending == "failed" else ""
+            run.rollout(f"{group}/{slot}", 0, 10 + slot, ending=ending, outcome=outcome)
+        server.group(group, "discarded", 11, reason=reason)
+    first = report_of(trace).findings[0]
+    assert (first.cause, first.share_of) == ("nothing_delivered", "run")
+    assert first.sentence.startswith("No group was delivered: ")
+    assert text in first.sentence
+
+
+def test_failed_attempts_are_counted_by_kind_and_cost_their_time(trace: PlantedTrace) -> None:
+    run, server = trace.file("run"), trace.file("server")
+    for slot in range(4):
+        run.rollout(f"a/{slot}", 0, 10)
+    run.rollout("a/4", 0, 8, ending="retried", outcome="engine_failure", is_last=False)
+    run.rollout("a/4", 9, 19, attempt=1)
+    server.group("a", "ready", 19, last="a/4")
+    server.read(0, 19, 19.1, ["a"], step=0, by="a")
+    report = report_of(trace)
+    (finding,) = report.findings
+    assert (finding.cause, finding.path.request, finding.path.event) == ("failures", "a/4", "engine_failure")
+    assert finding.seconds == pytest.approx(9)
+    assert "1 of 6 attempts failed: engine_failure 1 (8 s)." in report.sentences
+
+
+def test_a_trainer_that_reads_one_group_at_a_time_is_told(trace: PlantedTrace) -> None:
+    run, server = trace.file("run"), trace.file("server")
+    for group in "abcd":
+        run.rollout(f"{group}/0", 0, 10)
+        server.group(group, "ready", 10, last=f"{group}/0")
+    for place, group in enumerate("abcd"):
+        server.read(10 + 3 * place, 10 + 3 * place, 10.1 + 3 * place, [group], step=0)
+    (finding,) = report_of(trace).findings
+    assert finding.cause == "small_reads"
+    assert finding.seconds == pytest.approx(9.1)
+    assert "the trainer read its 4 groups in 4 reads of 1, although more were ready" in finding.sentence
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_trainer_is_late_only_if_nothing_was_generated_meanwhile(trace: PlantedTrace, goes_on: bool) -> None:
+    run, server = trace.file("run"), trace.file("server")
+    for slot in range(4):
+        run.rollout(f"a/{slot}", 0, 10)
+    run.rollout("b/0", 10 if goes_on else 29, 40)
+    server.group("a", "ready", 10, last="a/3")
+    server.read(0, 1, 2, [], step=0)
+    server.read(30, 30, 31, ["a"], step=0)
+    server.group("b", "ready", 40, last="b/0")
+    server.read(40, 40, 41, ["b"], step=1)
+    causes = {finding.cause: finding.seconds for finding in report_of(trace).findings}
+    assert causes.get("late_trainer", 0.0) == (0.0 if goes_on else pytest.approx(19))
+
+
+def test_calls_are_slower_while_another_run_uses_the_engines(trace: PlantedTrace) -> None:
+    run, server = trace.file("run"), trace.file("server")
+    server.write(SharedEngines(t=server.at(20), engines=["http://e1", "http://e2"], runs=["run-other"]))
+    for step, takes_s in enumerate((10, 20, 20)):
+        begin = (0, 20, 50)[step]
+        for slot in range(8):
+            end = begin + takes_s
+            turns = [(begin, end, {"decode": float(takes_s)}, {"engine": f"http://e{1 + slot % 2}", "sampled": 100})]
+            run.rollout(f"{step}/{slot}", begin, end, engine=f"http://e{1 + slot % 2}", turns=turns, sampled=100)
+        server.group(str(step), "ready", begin + takes_s, last=f"{step}/7")
+        server.read(begin, begin + takes_s, begin + takes_s + 0.1, [str(step)], step=step, by=str(step))
+    (finding,) = report_of(trace).findings
+    assert finding.cause == "shared_engines"
+    assert finding.seconds == pytest.approx(20, rel=0.01)
+    assert "another run uses the same engines: calls take 2 times as long" in finding.sentence
