@@ -14,8 +14,8 @@ from pathlib import Path
 from forebay.telemetry.analysis.report import Finding
 from tests.telemetry.planted_log import PlannedRequest, PlannedStep, PlannedTurn, write_log
 
-_MAX_CALLS = 1200
-"""Calls in a log: it must stay quick to read."""
+_MAX_CALLS = (400, 400, 800, 1600)
+"""Calls in a log, of which most must be quick to read."""
 _LEAST_COST = 0.1
 _OPTIONAL = ("request_start", "turn_start", "turn_end", "main_loop", "tool_execution")
 """Events that a log may lack; where ``tool_execution`` is missing, ``tool_calling_state`` says the same."""
@@ -112,16 +112,20 @@ class Shape:
 def draw_shape(rng: random.Random) -> Shape:
     num_workers = rng.choice([2, 2, 3, 4, 4, 6, 8, 8, 12, 16])
     wanted = 2 ** rng.uniform(3, 8)
-    per_worker = max(2 if num_workers > 2 else 4, round(wanted / num_workers))
+    least = 2 if num_workers > 2 else 4
+    per_worker = max(least, round(wanted / num_workers))
     num_steps = rng.randint(5, 12)
     most_turns = rng.choice([1, 2, 3, 4, 6, 8, 10])
-    while num_workers * per_worker * num_steps * (1 + most_turns) / 2 > _MAX_CALLS:
+    most_calls = rng.choice(_MAX_CALLS)
+    while num_workers * per_worker * num_steps * (1 + most_turns) / 2 > most_calls:
         if most_turns > 2:
             most_turns -= 1
         elif num_steps > 5:
             num_steps -= 1
-        else:
+        elif per_worker > least:
             per_worker -= 1
+        else:
+            break
     typical = rng.uniform(100, 500)
     speed = rng.uniform(20, 100)
     if rng.random() < 0.5:
