@@ -13,7 +13,7 @@ from forebay.telemetry.analysis.causes import step_findings
 from forebay.telemetry.analysis.causes.engine_book import SHARED, EngineBook, WorkCall
 from forebay.telemetry.analysis.causes.kinds import ENGINE, KINDS, MIN_S, MIN_SHARE, kind_of
 from forebay.telemetry.analysis.causes.request_excess import Excess, UsualRequest, worst_turn
-from forebay.telemetry.analysis.causes.wording import COST, happened, slow_engine_text, subject
+from forebay.telemetry.analysis.causes.wording import COST, happened, of_step, slow_engine_text, subject
 from forebay.telemetry.analysis.critical_path import CriticalPath, PathOfWait
 from forebay.telemetry.analysis.intervals import covered_within
 from forebay.telemetry.analysis.report import EventPath, Finding, Gap, OutlierRequest, StepSummary
@@ -50,7 +50,7 @@ def explain(
     """Name what ``step`` waited for along ``path``. ``earlier``: calls of earlier steps by engine."""
     usual = UsualRequest(step, gaps, earlier)
     explained = ExplainedStep(usual.book)
-    whole = list(step_findings.of_step(step, summary, path))
+    whole = list(step_findings.costs_of(step, summary, path))
     barrier = step_findings.late_worker(step, summary, path, usual.book.slow)
     contributions: list[_Contribution] = []
     waits = [wait for wait in path.waits if wait.request is not None]
@@ -182,7 +182,7 @@ def _together(summary: StepSummary, contributions: Iterable[_Contribution], gaps
         text = worst.text.replace(COST, seconds_text(seconds))
         if cause in ("stalled_engine", "slow_rate"):
             text = _gap_text(worst, gaps) or text
-        yield step_findings.finding(summary, cause, seconds, text, worst.path)
+        yield of_step(summary, cause, seconds, text, worst.path)
 
 
 def _gap_text(worst: _Contribution, gaps: Sequence[Gap]) -> str:
@@ -196,25 +196,22 @@ def _gap_text(worst: _Contribution, gaps: Sequence[Gap]) -> str:
 def _described(step: str, wait: PathOfWait, usual: UsualRequest, found: Sequence[_Contribution]) -> OutlierRequest:
     request = wait.request
     assert request is not None
-    worst = max(found, key=lambda each: each.seconds, default=None)
-    beyond_s = request.duration_s - usual.duration_s
     place = EventPath(group=request.group, worker=request.worker, request=request.request_id)
-    sentence = f"{subject(place)} ended last"
-    if worst is not None:
-        sentence = worst.text.replace(COST, seconds_text(worst.seconds))
+    nothing = _Contribution(request, Excess("", {"": 0.0}), 0.0, place, f"{subject(place)} ended last")
+    worst = max(found, key=lambda each: each.seconds, default=nothing)
     return OutlierRequest(
         step=step,
         request=request.request_id,
-        worker=worst.path.worker if worst else request.worker,
+        worker=worst.path.worker,
         group=request.group,
         begin_s=request.begin_s,
         seconds=request.duration_s,
-        beyond_s=beyond_s,
-        cause=worst.excess.cause if worst else "",
-        cause_s=worst.seconds if worst else 0.0,
-        cause_event=worst.path.event if worst else "",
-        sentence=sentence,
-        turn=worst.excess.turn if worst else None,
+        beyond_s=request.duration_s - usual.duration_s,
+        cause=worst.excess.cause,
+        cause_s=worst.seconds,
+        cause_event=worst.path.event,
+        sentence=worst.text.replace(COST, seconds_text(worst.seconds)),
+        turn=worst.excess.turn,
         phases=request.phases,
         turns=[_turn(turn, request) for turn in request.turns],
         events=[_event(event, request) for event in longest(request.events, _MAX_EVENTS, _seconds_of)],

@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from forebay.telemetry.analysis.causes.wording import ADVICE
-from forebay.telemetry.analysis.report import EventPath, Finding, StepSummary
+from forebay.telemetry.analysis.causes.wording import of_run
+from forebay.telemetry.analysis.report import Finding, StepSummary
 from forebay.telemetry.analysis.timeline import ProfileStep, Request
 from forebay.telemetry.numbers import counted, seconds_text
 
@@ -58,16 +58,10 @@ class Failures:
             for what, counts in (("failed", self._failed), ("were in discarded groups", self._discarded))
             for why, number in counts.most_common(_MOST)
         ]
-        text = f"No group was delivered: {'; '.join(reasons) or 'no request ended with a sample'}. "
+        text = f"No group was delivered: {'; '.join(reasons) or 'no request ended with a sample'}"
         (event, _), *_ = [*self._failed.most_common(1), *self._discarded.most_common(1), ("", 0)]
-        yield Finding(
-            cause="nothing_delivered",
-            seconds=sum(step.seconds if step.wait_s is None else step.wait_s for step in steps),
-            share=1.0,
-            share_of="run",
-            sentence=text + ADVICE["nothing_delivered"],
-            path=EventPath(event=event),
-        )
+        seconds = sum(step.seconds if step.wait_s is None else step.wait_s for step in steps)
+        yield of_run(steps, "nothing_delivered", seconds, text, event)
 
 
 def _last_kind(request: Request) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from forebay.telemetry.analysis.causes.request_excess import MIN_DEVIATION
-from forebay.telemetry.analysis.causes.wording import CAP_ADVICE, sentence
+from forebay.telemetry.analysis.causes.wording import CAP_ADVICE, of_step
 from forebay.telemetry.analysis.critical_path import CriticalPath
 from forebay.telemetry.analysis.intervals import covered_within
 from forebay.telemetry.analysis.report import EventPath, Finding, Gap, StepSummary
@@ -27,15 +27,7 @@ _OF_REPLY = {
 """Phases of making a reply."""
 
 
-def finding(summary: StepSummary, cause: str, seconds: float, text: str, path: EventPath, advice: str = "") -> Finding:
-    """A finding about the step of ``summary``."""
-    path.step = summary.name
-    share = seconds / summary.seconds if summary.seconds > 0 else 0.0
-    whole = sentence(summary.name, text, cause, advice)
-    return Finding(cause=cause, seconds=seconds, share=share, sentence=whole, path=path)
-
-
-def of_step(step: ProfileStep, summary: StepSummary, path: CriticalPath) -> Iterator[Finding]:
+def costs_of(step: ProfileStep, summary: StepSummary, path: CriticalPath) -> Iterator[Finding]:
     """All of them but the late worker; the caller leaves out those that cost too little."""
     yield from _late_trainer(step, summary)
     yield from _small_reads(step, summary)
@@ -46,7 +38,7 @@ def of_step(step: ProfileStep, summary: StepSummary, path: CriticalPath) -> Iter
     for cause, words in _OF_REPLY.items():
         seconds = step.delivery_phases.get(cause, 0.0)
         if seconds > 0:
-            yield finding(summary, cause, seconds, words.format(seconds_text(seconds)), EventPath(event=cause))
+            yield of_step(summary, cause, seconds, words.format(seconds_text(seconds)), EventPath(event=cause))
 
 
 def _late_trainer(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
@@ -61,7 +53,7 @@ def _late_trainer(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
         num = len(step.ready_s)
         last = f"the last of its {num} groups" if num > 1 else "its group"
         text = f"the trainer asked {seconds_text(late_s)} after {last} was ready: the rollouts waited for it"
-        yield finding(summary, "late_trainer", late_s, text, EventPath(event="train"))
+        yield of_step(summary, "late_trainer", late_s, text, EventPath(event="train"))
 
 
 def _small_reads(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
@@ -81,7 +73,7 @@ def _small_reads(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
         f"the trainer read its {len(step.ready_s)} groups in {len(reads)} reads of {per_read:.3g}, although more "
         f"were ready: the last one ended {seconds_text(seconds)} after all groups were ready"
     )
-    yield finding(summary, "small_reads", seconds, text, EventPath(event="read"))
+    yield of_step(summary, "small_reads", seconds, text, EventPath(event="read"))
 
 
 def _blocked_loops(step: ProfileStep, summary: StepSummary, path: CriticalPath) -> Iterator[Finding]:
@@ -96,7 +88,7 @@ def _blocked_loops(step: ProfileStep, summary: StepSummary, path: CriticalPath) 
         longest = max(stalls, key=lambda each: each.end_s - each.begin_s)
         where = f", last in {longest.stack[-1]}" if longest.stack else ""
         text = f"the event loop of the {process} process was blocked for {seconds_text(seconds)}{where}"
-        yield finding(summary, "blocked_loop", seconds, text, EventPath(event=longest.stack[-1] if where else process))
+        yield of_step(summary, "blocked_loop", seconds, text, EventPath(event=longest.stack[-1] if where else process))
 
 
 def _phases_of_workers(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
@@ -114,10 +106,10 @@ def _phases_of_workers(step: ProfileStep, summary: StepSummary) -> Iterator[Find
         path = EventPath(worker=worker, event=name)
         if name in _GENERATING:
             text = f"worker {worker} ended {seconds_text(seconds)} after the other {len(by_worker) - 1}"
-            yield finding(summary, "barrier", seconds, f"{text}, which waited for it", path)
+            yield of_step(summary, "barrier", seconds, f"{text}, which waited for it", path)
         else:
             text = f"{name} took {seconds_text(by_worker[worker])} on worker {worker}, {seconds_text(seconds)} longer"
-            yield finding(summary, "slow_step", seconds, f"{text} than on the others, which waited for it", path)
+            yield of_step(summary, "slow_step", seconds, f"{text} than on the others, which waited for it", path)
 
 
 def _late_one(by_worker: Mapping[str, float], slow: Collection[str] = ()) -> tuple[str, float] | None:
@@ -158,7 +150,7 @@ def late_worker(step: ProfileStep, summary: StepSummary, path: CriticalPath, slo
         f"worker {worker} ended {seconds_text(seconds)} after the other {len(by_worker) - 1}, which waited for it: "
         f"it had {len(by_worker[worker])} requests, they had {number:.0f} each"
     )
-    return finding(summary, "barrier", seconds, text, EventPath(worker=worker, event="barrier_wait"))
+    return of_step(summary, "barrier", seconds, text, EventPath(worker=worker, event="barrier_wait"))
 
 
 def _usual_end_s(requests: Sequence[Request]) -> float:
@@ -200,7 +192,7 @@ def _over_sampling(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]
         )
     text = f"{'; '.join(parts)} ({share_text(share)} of all request time)"
     advice = CAP_ADVICE if summary.broken_s > summary.thrown_s else ""
-    yield finding(summary, "over_sampling", share * summary.seconds, text, EventPath(event="aborted"), advice)
+    yield of_step(summary, "over_sampling", share * summary.seconds, text, EventPath(event="aborted"), advice)
 
 
 def _discarded(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
@@ -214,4 +206,4 @@ def _discarded(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
         f"{seconds_text(summary.discarded_s)} and {summary.discarded_tokens:,} tokens "
         f"({share_text(share)} of all request time)"
     )
-    yield finding(summary, "discarded", share * summary.seconds, text, EventPath(event="discarded"))
+    yield of_step(summary, "discarded", share * summary.seconds, text, EventPath(event="discarded"))

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from forebay.telemetry.analysis.causes.kinds import ENGINE, MIN_S, MIN_SHARE
 from forebay.telemetry.analysis.causes.request_excess import MIN_DEVIATION
-from forebay.telemetry.analysis.causes.wording import ADVICE, sentence
+from forebay.telemetry.analysis.causes.wording import of_run, of_step
 from forebay.telemetry.analysis.report import ConstantPhase, EventPath, Finding, StepSummary
 from forebay.telemetry.analysis.robust import correlation, deviation_of, log_deviations, median, variation
 from forebay.telemetry.numbers import seconds_text, share_text
@@ -69,7 +69,7 @@ def _grown_phases(steps: Sequence[StepSummary]) -> Iterator[Finding]:
                 continue
             if deviation_of(own_s, seconds, _SPREAD, _MAX_SPREAD) > MIN_DEVIATION:
                 text = f"{phase} took {seconds_text(own_s)} instead of the usual {seconds_text(usual_s)}"
-                yield _of_step(step, "slow_step", beyond_s, text, phase)
+                yield of_step(step, "slow_step", beyond_s, text, EventPath(event=phase))
 
 
 def _slow_steps(steps: Sequence[StepSummary], found: Sequence[Finding], unsure: Sequence[Finding]) -> Iterator[Finding]:
@@ -95,7 +95,7 @@ def _slow_steps(steps: Sequence[StepSummary], found: Sequence[Finding], unsure: 
         if phase and grew[phase] > 0:
             own_s = seconds_text(spent[step.name][phase])
             text += f"; most of it is {phase}: {own_s} instead of {seconds_text(usual[phase])}"
-        yield _of_step(step, "slow_step", beyond_s, text, phase)
+        yield of_step(step, "slow_step", beyond_s, text, EventPath(event=phase))
 
 
 def _spent_s(step: StepSummary) -> dict[str, float]:
@@ -141,22 +141,11 @@ def _growing(values: Sequence[float]) -> list[float] | None:
 
 
 def _slowing(steps: Sequence[StepSummary], phase: str, values: str, beyond: Sequence[float]) -> Iterator[Finding]:
-    total_s, seconds = sum(step.seconds for step in steps), sum(beyond)
-    share = seconds / total_s if total_s > 0 else 0.0
-    if share >= MIN_SHARE and seconds >= MIN_S:
-        text = f"In {len(steps)} steps, {phase} grew {values}, which cost {seconds_text(seconds)}. {ADVICE['slowing']}"
-        path = EventPath(event=phase)
-        yield Finding(cause="slowing", seconds=seconds, share=share, share_of="run", sentence=text, path=path)
-
-
-def _of_step(step: StepSummary, cause: str, seconds: float, text: str, phase: str) -> Finding:
-    return Finding(
-        cause=cause,
-        seconds=seconds,
-        share=seconds / step.seconds,
-        sentence=sentence(step.name, text, cause),
-        path=EventPath(step=step.name, event=phase),
-    )
+    seconds = sum(beyond)
+    text = f"In {len(steps)} steps, {phase} grew {values}, which cost {seconds_text(seconds)}"
+    finding = of_run(steps, "slowing", seconds, text, phase)
+    if finding.share >= MIN_SHARE and seconds >= MIN_S:
+        yield finding
 
 
 def constant_phases(steps: Sequence[StepSummary]) -> list[ConstantPhase]:
@@ -187,16 +176,9 @@ def _constant(name: str, steps: Sequence[StepSummary], tokens: Sequence[float]) 
 
 def of_constant_phases(phases: Sequence[ConstantPhase], steps: Sequence[StepSummary]) -> Iterator[Finding]:
     """A finding for each of ``phases`` that takes at least a twentieth of the time."""
-    total_s = sum(step.seconds for step in steps)
     for phase in phases:
-        seconds = phase.mean_s * len(steps)
-        share = seconds / total_s if total_s > 0 else 0.0
+        share = phase.mean_s * len(steps) / sum(step.seconds for step in steps)
+        text = f"{phase.name} takes {seconds_text(phase.mean_s)} in each of {len(steps)} steps, {share_text(share)} "
+        text += "of their time, however much is generated"
         if share >= MIN_SHARE:
-            text = (
-                f"{phase.name} takes {seconds_text(phase.mean_s)} in each of {len(steps)} steps, {share_text(share)} "
-                f"of their time, however much is generated. {ADVICE['constant_phase']}"
-            )
-            path = EventPath(event=phase.name)
-            yield Finding(
-                cause="constant_phase", seconds=seconds, share=share, share_of="run", sentence=text, path=path
-            )
+            yield of_run(steps, "constant_phase", phase.mean_s * len(steps), text, phase.name)

@@ -1,7 +1,9 @@
 """The texts of findings: what happened, where, and what to do. Written for a tired reader."""
 
+from collections.abc import Sequence
+
 from forebay.telemetry.analysis.causes.engine_book import SlowEngine
-from forebay.telemetry.analysis.report import EventPath
+from forebay.telemetry.analysis.report import EventPath, Finding, StepSummary
 from forebay.telemetry.numbers import seconds_text, share_text
 
 ADVICE = {
@@ -106,6 +108,17 @@ def subject(path: EventPath, num_turns: int = 0) -> str:
     return text
 
 
-def sentence(step: str, text: str, cause: str, advice: str = "") -> str:
-    """``Step 67: …. What to do.``"""
-    return f"Step {step}: {text}. {advice or ADVICE[cause]}"
+def of_step(summary: StepSummary, cause: str, seconds: float, text: str, path: EventPath, advice: str = "") -> Finding:
+    """A finding about a step: ``Step 67: …. What to do.``"""
+    path.step = summary.name
+    share = seconds / summary.seconds if summary.seconds > 0 else 0.0
+    whole = f"Step {summary.name}: {text}. {advice or ADVICE[cause]}"
+    return Finding(cause=cause, seconds=seconds, share=share, sentence=whole, path=path)
+
+
+def of_run(steps: Sequence[StepSummary], cause: str, seconds: float, text: str, event: str) -> Finding:
+    """A finding about all ``steps``: ``…. What to do.``"""
+    total_s = sum(step.seconds for step in steps)
+    share = seconds / total_s if total_s > 0 else 0.0
+    path, whole = EventPath(event=event), f"{text}. {ADVICE[cause]}"
+    return Finding(cause=cause, seconds=seconds, share=share, share_of="run", sentence=whole, path=path)
