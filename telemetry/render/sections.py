@@ -1,9 +1,10 @@
 """The contents and order of a report: findings first, then the run as a whole, then single steps."""
 
 from collections.abc import Callable, Sequence
+from statistics import fmean, median
 from typing import Any
 
-from forebay.telemetry.analysis.report import Finding, ProfileReport, StepSummary
+from forebay.telemetry.analysis.report import EngineFigures, Finding, ProfileReport, StepSummary
 from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text, share_text
 from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import (
@@ -12,20 +13,20 @@ from forebay.telemetry.render.blocks import (
     FigureBlock,
     PageSection,
     ParagraphBlock,
+    RichCell,
     TableBlock,
     known_columns,
 )
-from forebay.telemetry.render.engines import engine_section
-from forebay.telemetry.render.panels import Panel, panel_figures
-from forebay.telemetry.render.selection import ReportSelection, chosen
+from forebay.telemetry.render.charts import Panel, panel_figures
 from forebay.telemetry.render.side_by_side import compared
-from forebay.telemetry.render.steps import step_section
-from forebay.telemetry.render.tails import completion_section, outlier_section, what_if_section
+from forebay.telemetry.render.steps import ReportSelection, chosen, step_section
+from forebay.telemetry.render.tails import completion_blocks, outlier_blocks, what_if_blocks
 from forebay.telemetry.render.timelines import turn_text
 
 MOST_ROWS = 400
 """Limit for tables with a row for each step."""
 _Line = list[float | None]
+_OUTLIERS = "Requests that took longer than comparable ones"
 NO_FINDING = "Nothing cost as much as 5 % of a step."
 
 
@@ -39,31 +40,31 @@ def sections_of(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> 
     """All sections in reading order. ``others`` are reports to compare with."""
     shown = chosen(report)
     overall = [
-        _findings(report, shown),
-        compared([report, *others]) if others else None,
-        _steps(report, shown),
-        engine_section(report.engines),
-        completion_section(report),
-        _shares(report),
-        outlier_section(report, shown.requests),
-        what_if_section(report.whatifs),
+        PageSection("findings", "Findings", _findings(report, shown)),
+        PageSection("compare", "Compared", compared([report, *others]) if others else []),
+        PageSection("steps", "Steps", _steps(report.steps, shown)),
+        PageSection("engines", "Engines", _engines(report.engines)),
+        PageSection("completion", "When requests end", completion_blocks(report)),
+        PageSection("shares", "Where the time goes", _shares(report)),
+        PageSection("outliers", _OUTLIERS, outlier_blocks(report.outliers, shown.requests)),
+        PageSection("what_if", "What if", what_if_blocks(report.whatifs)),
     ]
     single = [step_section(report, step, shown) for step in report.steps if step.name in shown.steps]
     if single and len(single) < len(report.steps):
         note = f"{len(single)} of {counted(len(report.steps), 'step')}: those with findings, and the slowest."
         single[0].blocks.append(ParagraphBlock(f"Shown individually: {note}", is_note=True))
-    last = _problems(report)
-    return [section for section in (*overall, *single, last) if section is not None and section.blocks]
+    last = PageSection("problems", "Skipped lines", _problems(report))
+    return [section for section in (*overall, *single, last) if section.blocks]
 
 
-def _findings(report: ProfileReport, shown: ReportSelection) -> PageSection:
+def _findings(report: ProfileReport, shown: ReportSelection) -> list[Block]:
     blocks: list[Block] = [ParagraphBlock(NO_FINDING)]
     if report.findings:
-        headers = ("lost", "share", "what happened", "where")
-        blocks = [TableBlock(headers, [_finding_row(finding, shown) for finding in report.findings])]
+        rows = [_finding_row(finding, shown) for finding in report.findings]
+        blocks = [TableBlock(("lost", "share", "what happened", "where"), rows)]
     blocks += [ParagraphBlock(sentence) for sentence in report.sentences]
     blocks += [ParagraphBlock(note, is_note=True) for note in report.notes]
-    return PageSection("findings", "Findings", blocks)
+    return blocks
 
 
 def _finding_row(finding: Finding, shown: ReportSelection) -> list[Cell]:
@@ -86,10 +87,9 @@ def where_text(finding: Finding) -> str:
     return " → ".join([*named, *(text for text in (turn_text(path.turn), path.event) if text)]) or "all steps"
 
 
-def _steps(report: ProfileReport, shown: ReportSelection) -> PageSection:
-    steps = report.steps
+def _steps(steps: Sequence[StepSummary], shown: ReportSelection) -> list[Block]:
     if not steps:
-        return PageSection("steps", "Steps")
+        return []
     slowest = {step.name for step in sorted(steps, key=lambda step: -step.seconds)[:MOST_ROWS]}
     blocks: list[Block] = [
         FigureBlock("overview_duration", "Duration of each step", charts.overview(steps, shown.steps)),
@@ -98,8 +98,7 @@ def _steps(report: ProfileReport, shown: ReportSelection) -> PageSection:
     if len(slowest) < len(steps):
         text = f"The table has the {MOST_ROWS} slowest of {len(steps):,} steps."
         blocks.append(ParagraphBlock(text, is_note=True))
-    blocks += panel_figures("over_steps", "From step to step", [step.name for step in steps], _panels(steps))
-    return PageSection("steps", "Steps", blocks)
+    return blocks + panel_figures("over_steps", "From step to step", [step.name for step in steps], _panels(steps))
 
 
 _STEP_HEADERS = (
@@ -158,28 +157,66 @@ def _turns(number: int) -> str:
     return counted(number, "turn")
 
 
-def _shares(report: ProfileReport) -> PageSection:
-    phases = sorted(report.phase_shares, key=lambda name: -report.phase_shares[name])
-    if not phases:
-        return PageSection("shares", "Where the time goes")
-    rows = []
-    for name in phases:
-        shares = percent_text(report.phase_shares[name]), percent_text(report.phase_shares_by_time.get(name))
-        seconds = sum(step.phase_seconds.get(name, 0.0) for step in report.steps) / max(1, len(report.steps))
-        rows.append((name, *shares, seconds_text(seconds)))
-    blocks: list[Block] = [
-        TableBlock(("phase", "mean over steps", "by time", "mean seconds per step"), rows),
-        FigureBlock("event_percentage_step", "Shares over steps", charts.shares_over_steps(report.steps, phases)),
+_WORSE = 0.1
+"""The worst value is marked if it is further than this share from the median of the others."""
+
+_Figure = tuple[str, Callable[[EngineFigures], float | None], Callable[[float | None], str], Callable[..., float]]
+_FIGURES: tuple[_Figure, ...] = (
+    ("tokens/s of a call", lambda each: 1 / each.s_per_token if each.s_per_token else None, number_text, min),
+    ("prefill of a call", lambda each: each.prefill_s, seconds_text, max),
+    ("queue of a call", lambda each: each.queue_s, seconds_text, max),
+    ("network of a call", lambda each: each.network_s, seconds_text, max),
+    ("cached prompt tokens", lambda each: each.cached_share, share_text, min),
+)
+"""Header, value, its text, and which of the values is the worst."""
+
+
+def _engines(engines: Sequence[EngineFigures]) -> list[Block]:
+    """A row for each engine; the worst value of each column is marked."""
+    if not engines:
+        return []
+    rows: list[list[Cell]] = [
+        [each.engine, number_text(each.num_requests), number_text(each.num_calls)] for each in engines
     ]
-    return PageSection("shares", "Where the time goes", blocks)
+    for _, value_of, as_text, worst_of in _FIGURES:
+        values = [value_of(each) for each in engines]
+        worst = _worst([value for value in values if value is not None], worst_of)
+        for row, value in zip(rows, values, strict=True):
+            row.append(RichCell(as_text(value), is_worst=value is not None and value == worst))
+    note = "Medians over the calls. Marked is the worst of a column, if it differs from the others by over 10 %."
+    headers = ("engine", "requests", "calls", *(header for header, *_ in _FIGURES))
+    return [known_columns(headers, rows), ParagraphBlock(note, is_note=True)]
 
 
-def _problems(report: ProfileReport) -> PageSection:
-    blocks: list[Block] = []
-    if report.num_problems or report.problems:
-        number = max(report.num_problems, len(report.problems))
-        blocks.append(ParagraphBlock(f"{counted(number, 'line')} could not be used and were skipped."))
-        blocks.append(TableBlock(("where",), [[each] for each in report.problems]))
-        if number > len(report.problems):
-            blocks.append(ParagraphBlock(f"The first {len(report.problems)} are listed.", is_note=True))
-    return PageSection("problems", "Skipped lines", blocks)
+def _worst(values: list[float], worst_of: Callable[..., float]) -> float | None:
+    if len(values) < 2:
+        return None
+    worst = worst_of(values)
+    values.remove(worst)
+    usual = median(values)
+    return worst if abs(worst - usual) > _WORSE * abs(usual) else None
+
+
+def _shares(report: ProfileReport) -> list[Block]:
+    if not report.phase_shares:
+        return []
+    rows = []
+    for name, share in report.phase_shares.items():
+        seconds = fmean(step.phase_seconds.get(name, 0.0) for step in report.steps)
+        by_time = report.phase_shares_by_time.get(name)
+        rows.append((name, percent_text(share), percent_text(by_time), seconds_text(seconds)))
+    chart = charts.shares_over_steps(report.steps, report.phase_shares)
+    return [
+        TableBlock(("phase", "mean over steps", "by time", "mean seconds per step"), rows),
+        FigureBlock("event_percentage_step", "Shares over steps", chart),
+    ]
+
+
+def _problems(report: ProfileReport) -> list[Block]:
+    if not report.num_problems:
+        return []
+    skipped = f"{counted(report.num_problems, 'line')} could not be used and were skipped"
+    return [
+        ParagraphBlock(f"{skipped}; listed: {len(report.problems)}."),
+        TableBlock(("where",), [[each] for each in report.problems]),
+    ]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from forebay.telemetry.analysis.compare import compare
 from forebay.telemetry.analysis.report import ComparedRun, ProfileReport, ReportComparison
 from forebay.telemetry.numbers import counted, number_text, percent_text, seconds_text, share_text
-from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, PageSection, ParagraphBlock, TableBlock
-from forebay.telemetry.render.panels import Panel, panel_figures
+from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, ParagraphBlock, TableBlock
+from forebay.telemetry.render.charts import Panel, panel_figures
 
 FIGURES = {
     "seconds": ("Duration of a step", "seconds"),
@@ -24,17 +24,16 @@ TEXTS = {"seconds": seconds_text, "%": share_text}
 MOST_ROWS = 200
 
 
-def compared(reports: Sequence[ProfileReport]) -> PageSection:
+def compared(reports: Sequence[ProfileReport]) -> list[Block]:
     """Compare the figures of the runs. Steps of the same name share a row."""
     found = compare(reports)
-    blocks: list[Block] = [
+    return [
         *(ParagraphBlock(sentence) for sentence in found.sentences),
         *_pictures(found),
         TableBlock(("", *(run.name for run in found.runs)), [*_overall(found.runs), _findings(reports)]),
         *_steps(found),
         TableBlock(("phase", *(run.name for run in found.runs)), _shares(reports)),
     ]
-    return PageSection("compare", "Compared", blocks)
 
 
 def _overall(runs: Sequence[ComparedRun]) -> list[list[Cell]]:

@@ -1,20 +1,54 @@
-"""The section about one step, from its parts down to its requests."""
+"""Single steps: which steps and requests of a report are shown individually, and the section about one step."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from forebay.telemetry.analysis.report import ProfileReport, StepSummary
 from forebay.telemetry.analysis.robust import longest
-from forebay.telemetry.numbers import counted, percent_text, seconds_text
+from forebay.telemetry.numbers import counted, seconds_text
 from forebay.telemetry.render import charts, timelines
 from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, PageSection, ParagraphBlock, RichCell, TableBlock
-from forebay.telemetry.render.selection import ReportSelection
-from forebay.telemetry.render.tails import curve_table, gap_table, points_per_curve
+from forebay.telemetry.render.tails import curve_table, gap_table, phase_table, points_per_curve
 from forebay.telemetry.render.timelines import turn_text
 
 MOST_PARTS = 200
 """Limit of parts shown of a critical path: the longest."""
 MOST_WORKERS = 64
 ALL_WORKERS = "all workers"
+MOST_STEPS = 60
+"""Limit of steps shown individually. Pictures and tables over all steps include the others."""
+MOST_OUTLIERS = 60
+"""Limit of requests shown individually."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSelection:
+    """The steps and requests of a report that are shown individually, with their anchors."""
+
+    steps: dict[str, str]
+    """Anchors by step name."""
+    requests: dict[str, str]
+    """Anchors by request id."""
+    first_step: str = ""
+    """The step that is shown first."""
+
+    def link(self, text: str, *, step: str = "", request: str = "") -> Cell:
+        """``text`` with a link to the request, else to the step, else without a link."""
+        return RichCell(text, self.requests.get(request) or self.steps.get(step, ""))
+
+
+def chosen(report: ProfileReport) -> ReportSelection:
+    """Select the steps and requests of greatest interest."""
+    named = [finding.path.step for finding in report.findings] + [each.step for each in report.outliers]
+    slowest = sorted(report.steps, key=lambda step: (not step.is_outlier, -step.seconds))
+    wanted = dict.fromkeys([*(name for name in named if name), *(step.name for step in slowest)])
+    names = set(list(wanted)[:MOST_STEPS])
+    in_order = [step.name for step in report.steps if step.name in names]
+    costly = sorted(report.outliers, key=lambda each: -each.beyond_s)[:MOST_OUTLIERS]
+    requests = {each.request: f"request-{index}" for index, each in enumerate(costly)}
+    return ReportSelection(
+        {name: f"step-{index}" for index, name in enumerate(in_order)}, requests, next(iter(wanted), "")
+    )
 
 
 def step_section(report: ProfileReport, step: StepSummary, shown: ReportSelection) -> PageSection:
@@ -26,8 +60,8 @@ def step_section(report: ProfileReport, step: StepSummary, shown: ReportSelectio
         *_critical_path(step, anchor, shown.requests),
         *_completion(report, step, anchor),
     ]
-    if step.phase_shares:
-        blocks.append(_phases(step))
+    if step.phase_seconds:
+        blocks.append(phase_table(step.phase_seconds))
     return PageSection(anchor, f"Step {step.name}", blocks, is_step=True, is_first=step.name == shown.first_step)
 
 
@@ -81,9 +115,3 @@ def _completion(report: ProfileReport, step: StepSummary, anchor: str) -> list[B
         curve_table(list(curves.items())[:MOST_WORKERS], "worker", step.barrier_s),
     ]
     return [*blocks, gap_table(gaps)] if gaps else blocks
-
-
-def _phases(step: StepSummary) -> TableBlock:
-    ordered = sorted(step.phase_shares.items(), key=lambda item: -item[1])
-    rows = [(name, percent_text(share), seconds_text(step.phase_seconds.get(name))) for name, share in ordered]
-    return TableBlock(("phase", "share", "seconds"), rows)

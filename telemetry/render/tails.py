@@ -12,13 +12,12 @@ from forebay.telemetry.render.blocks import (
     Cell,
     FigureBlock,
     FoldBlock,
-    PageSection,
     ParagraphBlock,
     RichCell,
     TableBlock,
     known_columns,
 )
-from forebay.telemetry.render.panels import Panel, panel_figures
+from forebay.telemetry.render.charts import Panel, panel_figures
 from forebay.telemetry.render.timelines import request_timeline
 
 MOST_POINTS_TOGETHER = 40_000
@@ -33,7 +32,7 @@ def points_per_curve(report: ProfileReport) -> int:
     return max(40, min(MOST_POINTS, MOST_POINTS_TOGETHER // max(1, 2 * len(report.curves))))
 
 
-def completion_section(report: ProfileReport) -> PageSection:
+def completion_blocks(report: ProfileReport) -> list[Block]:
     """When the requests of each step end, and where nothing ended."""
     overall = [curve for curve in report.curves if not curve.worker]
     blocks: list[Block] = []
@@ -46,7 +45,7 @@ def completion_section(report: ProfileReport) -> PageSection:
     if report.gaps:
         blocks.append(ParagraphBlock("Stretches in which no request of a worker ended:"))
         blocks.append(gap_table(report.gaps))
-    return PageSection("completion", "When requests end", blocks)
+    return blocks
 
 
 def tail_sentence(curves: Sequence[CompletionCurve]) -> str:
@@ -69,17 +68,8 @@ def curve_table(
         times = (curve.mean_s, curve.std_s, curve.min_s, *(curve.percentiles.get(mark) for mark in marks), curve.max_s)
         last = (percent_text(curve.time_of_80), seconds_text((barrier_s or {}).get(name)))
         rows.append([name, number_text(curve.num_requests), *map(seconds_text, times), *last])
-    headers = (
-        what,
-        "requests",
-        "mean",
-        "std",
-        "min",
-        *(mark.upper() for mark in marks),
-        "max",
-        "80 % end in the first",
-    )
-    return known_columns((*headers, "at the barrier"), rows)
+    headers = (what, "requests", "mean", "std", "min", *(mark.upper() for mark in marks), "max")
+    return known_columns((*headers, "80 % end in the first", "at the barrier"), rows)
 
 
 def gap_table(gaps: Sequence[Gap]) -> TableBlock:
@@ -95,9 +85,11 @@ def gap_table(gaps: Sequence[Gap]) -> TableBlock:
     return TableBlock(headers, rows)
 
 
-def outlier_section(report: ProfileReport, anchors: Mapping[str, str]) -> PageSection:
+def outlier_blocks(outliers: Sequence[OutlierRequest], anchors: Mapping[str, str]) -> list[Block]:
     """The requests that took longer than comparable ones, each with its cause, turns and timeline."""
-    shown = [each for each in report.outliers if each.request in anchors]
+    shown = [each for each in outliers if each.request in anchors]
+    if not shown:
+        return []
     headers = ("request", "step", "worker", "took", "excess", "cause", "what happened")
     rows: list[list[Cell]] = [
         [
@@ -106,15 +98,13 @@ def outlier_section(report: ProfileReport, anchors: Mapping[str, str]) -> PageSe
         ]
         for each in shown
     ]
-    blocks: list[Block] = [TableBlock(headers, rows)] if shown else []
-    blocks += [_request(each, anchors[each.request]) for each in shown]
-    return PageSection("outliers", "Requests that took longer than comparable ones", blocks)
+    return [TableBlock(headers, rows), *(_request(each, anchors[each.request]) for each in shown)]
 
 
 def _request(outlier: OutlierRequest, anchor: str) -> FoldBlock:
     where = {"step": outlier.step, "worker": outlier.worker, "group": outlier.group}
     path = " → ".join(f"{name} {value}" for name, value in where.items() if value)
-    blocks: list[Block] = [ParagraphBlock(f"{path}: {outlier.sentence}"), _phase_table(outlier)]
+    blocks: list[Block] = [ParagraphBlock(f"{path}: {outlier.sentence}"), phase_table(outlier.phases)]
     if outlier.turns:
         blocks.append(_turn_table(outlier.turns))
     if outlier.events:
@@ -126,10 +116,12 @@ def _request(outlier: OutlierRequest, anchor: str) -> FoldBlock:
     return FoldBlock(anchor, f"{outlier.request}: {seconds_text(outlier.seconds)}", blocks)
 
 
-def _phase_table(outlier: OutlierRequest) -> TableBlock:
-    ordered = sorted(outlier.phases.items(), key=lambda item: -item[1])
-    rows = [(name, seconds_text(spent), share_text(spent / (outlier.seconds or 1))) for name, spent in ordered]
-    return TableBlock(("phase", "seconds", "share of the request"), rows)
+def phase_table(phases: Mapping[str, float]) -> TableBlock:
+    """A row for each phase, the longest first."""
+    total_s = sum(phases.values()) or 1.0
+    ordered = sorted(phases.items(), key=lambda item: -item[1])
+    rows = [(name, seconds_text(spent), share_text(spent / total_s)) for name, spent in ordered]
+    return TableBlock(("phase", "seconds", "share"), rows)
 
 
 def _turn_table(turns: Sequence[Mapping[str, Any]]) -> TableBlock:
@@ -156,7 +148,7 @@ CHOICES = {
 }
 
 
-def what_if_section(choices: Sequence[WhatIf]) -> PageSection:
+def what_if_blocks(choices: Sequence[WhatIf]) -> list[Block]:
     """What lower caps, or waiting for fewer requests, would have saved."""
     blocks: list[Block] = []
     for what, (title, unit, text) in CHOICES.items():
@@ -173,4 +165,4 @@ def what_if_section(choices: Sequence[WhatIf]) -> PageSection:
         ]
         headers = (unit, "saved per step", "answers cut or thrown away", "rewards lost")
         blocks += [TableBlock(headers, rows)] if rows else []
-    return PageSection("what_if", "What if", blocks)
+    return blocks
