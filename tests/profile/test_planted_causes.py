@@ -2,9 +2,8 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import pytest
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from tests.conftest import MakeServer
 from tests.kit import Json, NativeRun, ServerProcess, poll_until
+from tests.profile.planting import TASKS, profile
 
 pytestmark = pytest.mark.profile
 
-TASKS = Path(__file__).parent / "tasks"
 NUM_GROUPS, GROUP_SIZE = 12, 2
 FAULT_S = 6.0
 LATE_S = 12.0
@@ -27,9 +26,10 @@ LONG = 1_200
 """Tokens of the long answer: as fast as the others, it takes ``FAULT_S``."""
 
 
-@pytest.fixture
-def server(make_server: MakeServer, tmp_path: Path) -> ServerProcess:
-    return make_server(generators=Path(shutil.copytree(TASKS, tmp_path / "tasks")), start_wait_s=60)
+@pytest.fixture(scope="module")
+def server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
+    tasks = tmp_path_factory.mktemp("planted") / "tasks"
+    return module_servers(generators=Path(shutil.copytree(TASKS, tasks)), start_wait_s=60)
 
 
 async def script(call: ScriptedCall) -> Reply:
@@ -57,13 +57,14 @@ def run_two_steps(server: ServerProcess, folder: Path, task_type: str, fault: st
         rows[-1] |= {"fault": fault, "seconds": FAULT_S}
     for row in rows:
         row["prompt"] = json.dumps({name: row[name] for name in ("fault", "seconds") if name in row})
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    input_file = folder / f"{task_type}.jsonl"
+    input_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     with ExitStack() as stack:
         engines = [stack.enter_context(ScriptedEngine(script).in_thread()) for _ in range(2)]
         run = server.start_run(
             task_type,
             group_size=GROUP_SIZE,
-            input_file=str(folder / "rows.jsonl"),
+            input_file=str(input_file),
             remote_engine_url=",".join(engine.url for engine in engines),
             num_process=GROUP_SIZE * NUM_GROUPS,
             num_reward_workers=4,
@@ -82,27 +83,17 @@ def run_two_steps(server: ServerProcess, folder: Path, task_type: str, fault: st
     return run
 
 
-def profile(run: NativeRun) -> Json:
-    command = [sys.executable, "-m", "forebay.server.cli", "profile", run.run_id, "--url", run.server.url]
-    ended = subprocess.run([*command, "--format", "json"], check=False, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    report: Json = json.loads(ended.stdout)
-    return report
-
-
 FAULTS = ("tool", "stalled_engine", "long_answer", "reward", "blocked_loop", "late_trainer")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_first_sentence_names_what_held_a_run_of_the_base_generator_up(
-    server: ServerProcess, tmp_path: Path, fault: str
-) -> None:
-    check(profile(run_two_steps(server, tmp_path, "planted", fault)), fault)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_first_sentence_names_what_held_an_agent_up(server: ServerProcess, tmp_path: Path, fault: str) -> None:
-    check(profile(run_two_steps(server, tmp_path, "planted_agent", fault)), fault)
+def test_the_first_sentence_names_what_held_a_run_up(server: ServerProcess, tmp_path: Path, fault: str) -> None:
+    """A run of the base generator, and one of an agent."""
+    with ThreadPoolExecutor() as threads:
+        task_types = ("planted", "planted_agent")
+        runs = list(threads.map(lambda task_type: run_two_steps(server, tmp_path, task_type, fault), task_types))
+    for run in runs:
+        check(profile(run), fault)
 
 
 def check(report: Json, fault: str) -> None:
