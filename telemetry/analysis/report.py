@@ -150,7 +150,7 @@ class Gap(msgspec.Struct, kw_only=True):
 
 
 class OutlierRequest(msgspec.Struct, kw_only=True):
-    """A request that took longer than comparable ones, and the cause."""
+    """A request that a step waited for last, and its largest cause."""
 
     step: str
     request: str

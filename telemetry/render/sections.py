@@ -26,7 +26,7 @@ from forebay.telemetry.render.timelines import turn_text
 MOST_ROWS = 400
 """Limit for tables with a row for each step."""
 _Line = list[float | None]
-_OUTLIERS = "Requests that took longer than comparable ones"
+_OUTLIERS = "Requests that steps waited for last"
 NO_FINDING = "Nothing cost as much as 5 % of a step."
 
 

@@ -86,7 +86,7 @@ def gap_table(gaps: Sequence[Gap]) -> TableBlock:
 
 
 def outlier_blocks(outliers: Sequence[OutlierRequest], anchors: Mapping[str, str]) -> list[Block]:
-    """The requests that took longer than comparable ones, each with its cause, turns and timeline."""
+    """The requests that steps waited for last, each with its cause, turns and timeline."""
     shown = [each for each in outliers if each.request in anchors]
     if not shown:
         return []
