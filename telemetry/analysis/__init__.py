@@ -13,10 +13,10 @@ make a step. For verl's log, ``verl_log.py`` finds the steps, ``verl_lines.py`` 
 builds attempts, and ``verl_checks.py`` checks what is missing. ``requests.py`` turns attempts of either kind into
 requests, with ``attempt_events.py``.
 
-``completion.py`` describes when requests ended, and when none did; ``what_if.py`` what lower caps would have saved;
-``general_sentences.py`` what is true of all steps. ``causes/`` names causes, and ``trust.py`` hides those that rest on
-data that cannot be true. ``lanes.py`` has the requests of a step over time. ``robust.py`` has statistics,
-``intervals.py`` operations on intervals. ``compare.py`` compares reports.
+``completion.py`` describes when requests ended, and when none did; ``what_if.py`` what lower caps would have saved.
+``causes/`` names causes, and ``trust.py`` hides those that rest on data that cannot be true. ``lanes.py`` has the
+requests of a step over time. ``robust.py`` has statistics, ``intervals.py`` operations on intervals. ``compare.py``
+compares reports.
 """
 
 from typing import TYPE_CHECKING

@@ -3,7 +3,7 @@
 The first run is the baseline. Steps of the same name are compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from statistics import fmean
 
@@ -45,35 +45,27 @@ def _run_names(sources: Sequence[str]) -> list[str]:
 
 def _run(name: str, report: ProfileReport) -> ComparedRun:
     steps = report.steps
+    begins = [step.begin_s for step in steps]
+    interval_s = (begins[-1] - begins[0]) / (len(begins) - 1) if len(begins) > 1 else None
+    rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
     return ComparedRun(
         name=name,
         source=report.source,
         num_steps=len(steps),
-        figures=_means(steps),
-        reward_first=next((step.reward_mean for step in steps if step.reward_mean is not None), None),
-        reward_last=next((step.reward_mean for step in reversed(steps) if step.reward_mean is not None), None),
+        figures=StepFigures(**{figure: _mean(steps, figure) for figure in _FIGURES}, interval_s=interval_s),
+        reward_first=rewards[0] if rewards else None,
+        reward_last=rewards[-1] if rewards else None,
         outlier_steps=[step.name for step in outlier_steps(steps)],
     )
 
 
-def _means(steps: Sequence[StepSummary]) -> StepFigures:
-    means = {name: _mean([getattr(step, name) for step in steps]) for name in _FIGURES}
-    return StepFigures(**means, interval_s=_interval(steps))
+def _mean(steps: Sequence[StepSummary], figure: str) -> float | None:
+    known = [value for step in steps if (value := getattr(step, figure)) is not None]
+    return fmean(known) if known else None
 
 
 def _figures_of(step: StepSummary | None) -> StepFigures | None:
     return None if step is None else StepFigures(**{name: getattr(step, name) for name in _FIGURES})
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def _interval(steps: Sequence[StepSummary]) -> float | None:
-    """Mean time from the begin of a step to that of the next, including the time between steps."""
-    begins = [step.begin_s for step in steps]
-    return (begins[-1] - begins[0]) / (len(begins) - 1) if len(begins) > 1 else None
 
 
 def _relate(run: ComparedRun, base: ComparedRun) -> None:
@@ -91,34 +83,29 @@ def _ratio(left: float | None, right: float | None) -> float | None:
     return None if left is None or not right else left / right
 
 
-def _changes(runs: Sequence[ComparedRun]) -> list[str]:
-    base = runs[0] if runs else None
-    found = []
+def _changes(runs: Sequence[ComparedRun]) -> Iterator[str]:
     for run in runs[1:]:
-        if base is None or run.saved_s is None or run.figures.seconds is None:
-            continue
-        word = "less" if run.saved_s >= 0 else "more"
-        text = f"{run.name}: {seconds_text(abs(run.saved_s))} {word} a step than {base.name}"
-        if run.throughput_gain is not None:
-            text += f", {run.throughput_gain:.2f} times its tokens per second"
-        if run.reward_gain is not None:
-            text += f", its last reward {run.reward_gain:+.3f}"
-        found.append(text + ".")
-    return found
+        if run.saved_s is not None:
+            word = "less" if run.saved_s >= 0 else "more"
+            text = f"{run.name}: {seconds_text(abs(run.saved_s))} {word} a step than {runs[0].name}"
+            if run.throughput_gain is not None:
+                text += f", {run.throughput_gain:.2f} times its tokens per second"
+            if run.reward_gain is not None:
+                text += f", its last reward {run.reward_gain:+.3f}"
+            yield text + "."
 
 
-def _peaks(names: Sequence[str], reports: Sequence[ProfileReport]) -> list[str]:
+def _peaks(names: Sequence[str], reports: Sequence[ProfileReport]) -> Iterator[str]:
     """Steps that were slow in one run only, so that the data cannot be the cause."""
-    found = []
     for name, report in zip(names, reports, strict=True):
-        others = [other for other in reports if other is not report]
+        others = [step for other in reports if other is not report for step in other.steps]
         for step in outlier_steps(report.steps):
-            same = [each for other in others for each in other.steps if each.name == step.name]
-            if same and all(each.seconds < (1 - _ALIKE) * step.seconds for each in same):
-                fast, slow = min(each.seconds for each in same), max(each.seconds for each in same)
-                usual = seconds_text(fast) if len(same) == 1 else f"{seconds_text(fast)} to {seconds_text(slow)}"
-                found.append(
+            same = sorted(each.seconds for each in others if each.name == step.name)
+            if same and same[-1] < (1 - _ALIKE) * step.seconds:
+                usual = seconds_text(same[0])
+                if len(same) > 1:
+                    usual += f" to {seconds_text(same[-1])}"
+                yield (
                     f"Step {step.name} took {seconds_text(step.seconds)} in {name} and {usual} in the other "
                     f"{len(same)}: the data is not the cause."
                 )
-    return found

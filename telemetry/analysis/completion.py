@@ -4,7 +4,7 @@ In a gap, other requests should have ended: the worker was stalled or slow.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator
 from statistics import fmean, pstdev
 
 from forebay.telemetry.analysis.report import CompletionCurve, Gap, StepSummary
@@ -12,13 +12,13 @@ from forebay.telemetry.analysis.robust import percentile, thinned
 from forebay.telemetry.analysis.timeline import ProfileStep
 from forebay.telemetry.numbers import percent_text
 
-PERCENTILES = (50, 75, 80, 90, 95, 99, 99.9)
+_PERCENTILES = (50, 75, 80, 90, 95, 99, 99.9)
 _POINTS_OF_ALL = 500
 _POINTS_OF_WORKER = 100
 _USUAL = 80.0
 """The share of requests that is always reported, in addition to the one at the knee."""
 
-MIN_GAP_SHARE = 0.05
+_MIN_GAP_SHARE = 0.05
 """Share of the step. A shorter gap costs too little to be mentioned."""
 _MIN_EXPECTED = 12.0
 """How many requests should have ended in the gap, at the slower of both rates. By chance, a gap like this is empty once
@@ -44,7 +44,7 @@ def curves_of(step: ProfileStep, summary: StepSummary) -> list[CompletionCurve]:
 
 def gaps_of(step: ProfileStep, summary: StepSummary) -> list[Gap]:
     """Stretches in which no request of a worker ended, longest first."""
-    least_s = MIN_GAP_SHARE * summary.seconds
+    least_s = _MIN_GAP_SHARE * summary.seconds
     found = [gap for worker, own in _ends_by_worker(step).items() for gap in _gaps(summary.name, worker, own, least_s)]
     return sorted(found, key=lambda gap: gap.begin_s - gap.end_s)
 
@@ -71,7 +71,7 @@ def _curve(step: str, worker: str, ends_s: list[float], most: int) -> Completion
         std_s=pstdev(ends_s),
         min_s=ends_s[0],
         max_s=ends_s[-1],
-        percentiles={f"p{percent:g}": percentile(ends_s, percent) for percent in PERCENTILES},
+        percentiles={f"p{percent:g}": percentile(ends_s, percent) for percent in _PERCENTILES},
         time_of_80=_time_share(ends_s, _USUAL),
         knee_requests=knee,
         knee_time=_time_share(ends_s, knee),
@@ -102,48 +102,28 @@ def _sentence(ends_s: list[float], knee: float) -> str:
     return f"{usual}; the curve bends at {percent_text(knee)} in {percent_text(at_knee)}"
 
 
-@dataclass(slots=True)
-class _Side:
-    num: int
-    rate: float
-
-
-def _gaps(step: str, worker: str, ends_s: list[float], least_s: float) -> list[Gap]:
-    found = []
+def _gaps(step: str, worker: str, ends_s: list[float], least_s: float) -> Iterator[Gap]:
     for place in range(_MIN_AROUND, len(ends_s) - _MIN_AROUND + 1):
-        left_s, right_s = ends_s[place - 1], ends_s[place]
-        if right_s - left_s < least_s or right_s <= left_s:
+        begin_s, end_s = ends_s[place - 1], ends_s[place]
+        if end_s - begin_s < least_s or end_s <= begin_s:
             continue
-        before, after = _before(ends_s, place), _after(ends_s, place)
-        if (right_s - left_s) * min(before.rate, after.rate) >= _MIN_EXPECTED:
-            found.append(_gap(step, worker, (left_s, right_s), before, after))
-    return found
+        before = _rate(ends_s[max(0, place - _RATE_OVER) : place])
+        after = _rate(ends_s[place : place + _RATE_OVER])
+        if (end_s - begin_s) * min(before, after) >= _MIN_EXPECTED:
+            yield Gap(
+                step=step,
+                worker=worker,
+                begin_s=begin_s,
+                end_s=end_s,
+                num_before=place,
+                num_after=len(ends_s) - place,
+                rate_before=before,
+                rate_after=after,
+                is_standstill=abs(before - after) <= _SAME_RATE * max(before, after),
+            )
 
 
-def _before(ends_s: list[float], place: int) -> _Side:
-    first = max(0, place - _RATE_OVER)
-    return _Side(place, _rate(place - first, ends_s[place - 1] - ends_s[first]))
-
-
-def _after(ends_s: list[float], place: int) -> _Side:
-    last = min(len(ends_s), place + _RATE_OVER) - 1
-    return _Side(len(ends_s) - place, _rate(last - place + 1, ends_s[last] - ends_s[place]))
-
-
-def _rate(number: int, seconds: float) -> float:
-    """Ends per second. ``number`` ends have one interval less between them."""
-    return (number - 1) / seconds if seconds > 0 else float(number)
-
-
-def _gap(step: str, worker: str, bounds: tuple[float, float], before: _Side, after: _Side) -> Gap:
-    return Gap(
-        step=step,
-        worker=worker,
-        begin_s=bounds[0],
-        end_s=bounds[1],
-        num_before=before.num,
-        num_after=after.num,
-        rate_before=before.rate,
-        rate_after=after.rate,
-        is_standstill=abs(before.rate - after.rate) <= _SAME_RATE * max(before.rate, after.rate),
-    )
+def _rate(ends_s: list[float]) -> float:
+    """Ends per second."""
+    seconds = ends_s[-1] - ends_s[0]
+    return (len(ends_s) - 1) / seconds if seconds > 0 else float(len(ends_s))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from forebay.core.errors import InvalidInput
-from forebay.telemetry.analysis import completion, general_sentences
+from forebay.telemetry.analysis import completion, step_summary
 from forebay.telemetry.analysis.causes import step_trends
 from forebay.telemetry.analysis.causes.engine_totals import EngineTotals
 from forebay.telemetry.analysis.causes.explain_step import explain
@@ -19,7 +19,6 @@ from forebay.telemetry.analysis.causes.failures import Failures
 from forebay.telemetry.analysis.critical_path import critical_path
 from forebay.telemetry.analysis.lanes import CostliestSteps
 from forebay.telemetry.analysis.report import Finding, OutlierRequest, ProfileReport, StepSummary
-from forebay.telemetry.analysis.step_summary import summarise
 from forebay.telemetry.analysis.timeline import ProfileStep, Timeline
 from forebay.telemetry.analysis.trust import Distrust
 from forebay.telemetry.analysis.what_if import WhatIfs
@@ -99,7 +98,7 @@ def _add_step(report: ProfileReport, run: _WholeRun, whole: ProfileStep, worker:
     """Add what is kept of a step, or of its part that concerns ``worker``."""
     path = critical_path(whole)
     step = whole if worker is None else _only_worker(whole, worker)
-    summary = summarise(step, path)
+    summary = step_summary.summarise(step, path)
     gaps = completion.gaps_of(step, summary)
     explained = explain(step, summary, path, gaps, run.engines.calls)
     summary.s_per_token = explained.book.s_per_token
@@ -143,7 +142,7 @@ def _add_findings(report: ProfileReport, run: _WholeRun) -> None:
     found = [each for each in (*run.found, *over_steps, *constant) if not run.distrust.hides(each)]
     report.notes += run.distrust.notes()
     report.findings = [*run.failures.findings(steps), *ranked(found, steps)]
-    report.sentences = [*run.failures.sentences(), *general_sentences.over_steps(steps), *run.what_ifs.sentences()]
+    report.sentences = [*run.failures.sentences(), *step_summary.over_steps(steps), *run.what_ifs.sentences()]
     report.sentences += [phase.sentence for phase in report.constant_phases]
 
 

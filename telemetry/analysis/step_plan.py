@@ -36,7 +36,9 @@ def plan_steps(index: TraceIndex) -> tuple[list[StepPlan], list[str]]:
     for step in steps:
         step.end = max(end_of(read) for read in step.reads)
     steps.sort(key=lambda step: step.end)
-    _set_begins(steps, index)
+    begin = index.first_ns
+    for step in steps:
+        step.begin, begin = min(begin, step.end), step.end
     return steps, _spread_others(steps, index)
 
 
@@ -70,14 +72,15 @@ def _named_steps(reads: Sequence[Read], name_of: Callable[[int, Read], str], ind
     for number, read in enumerate(reads):
         plain = name_of(number, read)
         known = latest.setdefault(plain, [])
-        fresh = [group for group in read.groups if not _group(index, group).is_delivered]
+        lives = {group: index.groups.setdefault(group, GroupLife()) for group in read.groups}
+        fresh = [group for group in read.groups if not lives[group].is_delivered]
         if not known or _comes_again(read, fresh, known):
             known.append(StepPlan(f"{plain} ({len(known) + 1})" if known else plain))
             steps.append(known[-1])
         known[-1].reads.append(read)
         known[-1].groups += fresh
-        for group in fresh:
-            _group(index, group).is_delivered = True
+        for life in lives.values():
+            life.is_delivered = True
     return steps
 
 
@@ -88,16 +91,6 @@ def _comes_again(read: Read, fresh: Sequence[str], known: Sequence[StepPlan]) ->
     return len(known) == 1 or any(not set(before.groups).isdisjoint(read.groups) for before in known[-1].reads)
 
 
-def _group(index: TraceIndex, name: str) -> GroupLife:
-    return index.groups.setdefault(name, GroupLife())
-
-
-def _set_begins(steps: Sequence[StepPlan], index: TraceIndex) -> None:
-    begin = index.first_ns
-    for step in steps:
-        step.begin, begin = min(begin, step.end), step.end
-
-
 def _spread_others(steps: Sequence[StepPlan], index: TraceIndex) -> list[str]:
     """Assign each undelivered group to the step during which it ended or was discarded; return the rest."""
     ends = [step.end for step in steps]
@@ -105,19 +98,10 @@ def _spread_others(steps: Sequence[StepPlan], index: TraceIndex) -> list[str]:
     for name, group in index.groups.items():
         if group.is_delivered or not (group.ended or group.ready):
             continue
-        number = bisect_left(ends, _over_at(group))
+        has_ended = group.discarded or not (group.is_known or group.ready)
+        number = bisect_left(ends, group.discarded or group.ended) if has_ended else len(steps)
         if number < len(steps):
             steps[number].groups.append(name)
         else:
             left_over.append(name)
     return left_over
-
-
-_NEVER = 1 << 63
-
-
-def _over_at(group: GroupLife) -> int:
-    """When the group ended. A known group that was neither delivered nor discarded has not ended."""
-    if group.discarded:
-        return group.discarded
-    return _NEVER if group.is_known or group.ready else group.ended

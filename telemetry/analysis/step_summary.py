@@ -1,11 +1,13 @@
-"""Summarises one step: its three times, requests by worker and by turns, lengths, rewards, and discarded work.
+"""Summarises steps: their three times, requests by worker and by turns, lengths, rewards, and discarded work.
 
 A request's time is exclusive: its phases add up, however its spans overlapped.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from math import ceil
+from statistics import fmean
 
 from forebay.core.group import DiscardReason
 from forebay.telemetry.analysis.critical_path import CriticalPath
@@ -13,14 +15,19 @@ from forebay.telemetry.analysis.intervals import covered
 from forebay.telemetry.analysis.report import StepSummary
 from forebay.telemetry.analysis.robust import percentile
 from forebay.telemetry.analysis.timeline import SURPLUS, ProfileStep, Request
+from forebay.telemetry.numbers import counted, seconds_text
 
-ENGINE_PHASES = frozenset({"engine", "engine_queue", "prefill", "decode"})
+_ENGINE_PHASES = ("engine", "engine_queue", "prefill", "decode")
 _OF_REQUESTS = ("barrier_wait", "async_generate", "engine_async_generate")
 """Phases of workers in which requests run, or which wait for them."""
-GIVEN_UP = frozenset(DiscardReason) - {DiscardReason.STALE}
+_GIVEN_UP = frozenset(DiscardReason) - {DiscardReason.STALE}
 """Reasons for discarding a group because of its content. A stale group was never needed, so it counts as surplus."""
-SLOWEST = 0.2
+_SLOWEST = 0.2
 """The share of requests whose rewards are compared with those of the rest."""
+_DIFFERS = 0.05
+"""Mean rewards that differ less than this are treated as equal."""
+_MOST = 0.5
+"""The share of requests that "most" have at least."""
 
 
 def summarise(step: ProfileStep, path: CriticalPath) -> StepSummary:
@@ -68,21 +75,17 @@ def _add_requests(summary: StepSummary, step: ProfileStep) -> None:
     summary.num_requests = len(step.requests) + step.num_unlisted
     summary.num_used = sum(request.is_used for request in step.requests)
     summary.num_used += step.num_unlisted - step.num_unlisted_thrown
-    for request in step.requests:
-        summary.requests_by_worker[request.worker] = summary.requests_by_worker.get(request.worker, 0) + 1
-    summary.requests_by_worker = dict(sorted(summary.requests_by_worker.items()))
-    for worker, phases in sorted(step.worker_phases.items()):
-        if "barrier_wait" in phases:
-            summary.barrier_s[worker] = phases["barrier_wait"]
+    summary.requests_by_worker = dict(sorted(Counter(request.worker for request in step.requests).items()))
+    barriers = {worker: phases.get("barrier_wait") for worker, phases in sorted(step.worker_phases.items())}
+    summary.barrier_s = {worker: seconds for worker, seconds in barriers.items() if seconds is not None}
 
 
 def _add_phases(summary: StepSummary, step: ProfileStep) -> None:
     of_workers = any(phases.keys() - {"barrier_wait"} for phases in step.worker_phases.values())
-    each = step.worker_phases.values() if of_workers else [request.phases for request in step.requests]
-    seconds: dict[str, float] = {}
-    for phases in each:
+    seconds: dict[str, float] = defaultdict(float)
+    for phases in step.worker_phases.values() if of_workers else (request.phases for request in step.requests):
         for name, value in phases.items():
-            seconds[name] = seconds.get(name, 0.0) + value
+            seconds[name] += value
     total = sum(seconds.values())
     summary.phase_seconds = dict(sorted(seconds.items(), key=lambda item: -item[1]))
     if total > 0:
@@ -114,7 +117,7 @@ def _add_rewards(summary: StepSummary, requests: Iterable[Request]) -> None:
     if rewards:
         summary.reward_mean = sum(rewards) / len(rewards)
     if len(rewards) > 1:
-        num_slow = ceil(SLOWEST * len(rewards))
+        num_slow = ceil(_SLOWEST * len(rewards))
         summary.reward_of_slowest = sum(rewards[-num_slow:]) / num_slow
         summary.reward_of_rest = sum(rewards[:-num_slow]) / (len(rewards) - num_slow)
 
@@ -126,47 +129,106 @@ def _add_thrown(summary: StepSummary, step: ProfileStep) -> None:
         for request in step.requests
         if not request.is_used and request.ending in (*SURPLUS, "finished")
     }
-    thrown = {name: request for name, request in unused.items() if request.discarded not in GIVEN_UP}
+    thrown = [request for request in unused.values() if request.discarded not in _GIVEN_UP]
+    given_up = [request for request in unused.values() if request.discarded in _GIVEN_UP]
     summary.thrown_requests = len(thrown) + step.num_unlisted_thrown
-    summary.thrown_tokens = sum(request.sampled_tokens for request in thrown.values())
-    for request in thrown.values():
-        summary.thrown_s += _seconds_in(step, request)
-    for request in step.requests:
-        summary.broken_attempts += request.num_broken
-        summary.broken_s += request.broken_s
-        summary.broken_tokens += request.broken_tokens
-    given_up = [request for name, request in unused.items() if name not in thrown]
+    summary.thrown_s, summary.thrown_tokens = _spent(step, thrown)
+    summary.broken_attempts = sum(request.num_broken for request in step.requests)
+    summary.broken_s = sum(request.broken_s for request in step.requests)
+    summary.broken_tokens = sum(request.broken_tokens for request in step.requests)
     summary.discarded_requests = dict(Counter(request.discarded for request in given_up))
-    summary.discarded_s = sum(_seconds_in(step, request) for request in given_up)
-    summary.discarded_tokens = sum(request.sampled_tokens for request in given_up)
+    summary.discarded_s, summary.discarded_tokens = _spent(step, given_up)
 
 
-def _seconds_in(step: ProfileStep, request: Request) -> float:
-    begin, end = _clipped(request.begin_s, request.end_s, step)
-    return end - begin
+def _spent(step: ProfileStep, requests: Iterable[Request]) -> tuple[float, int]:
+    """The seconds in this step, and the tokens, of all ``requests``."""
+    seconds, tokens = 0.0, 0
+    for request in requests:
+        begin, end = _clipped(request.begin_s, request.end_s, step)
+        seconds += end - begin
+        tokens += request.sampled_tokens
+    return seconds, tokens
 
 
 def _add_turns(summary: StepSummary, requests: Iterable[Request]) -> None:
-    durations: dict[int, list[float]] = {}
-    engine: dict[int, list[float]] = {}
+    durations: dict[int, list[float]] = defaultdict(list)
+    engine: dict[int, list[float]] = defaultdict(list)
     for request in requests:
-        if request.ending in (*SURPLUS, "open"):
-            continue
-        durations.setdefault(len(request.turns), []).append(request.duration_s)
-        for turn in request.turns:
-            seconds = sum(value for name, value in turn.phases.items() if name in ENGINE_PHASES)
-            engine.setdefault(turn.number, []).append(seconds)
-    summary.requests_by_turns = {number: len(each) for number, each in sorted(durations.items()) if number}
-    summary.mean_seconds_by_turns = {
-        number: sum(each) / len(each) for number, each in sorted(durations.items()) if number
-    }
+        if request.ending not in (*SURPLUS, "open"):
+            if request.turns:
+                durations[len(request.turns)].append(request.duration_s)
+            for turn in request.turns:
+                engine[turn.number].append(sum(turn.phases.get(name, 0.0) for name in _ENGINE_PHASES))
+    summary.requests_by_turns = {number: len(each) for number, each in sorted(durations.items())}
+    summary.mean_seconds_by_turns = {number: sum(each) / len(each) for number, each in sorted(durations.items())}
     summary.engine_seconds_by_turn = {number: sum(each) / len(each) for number, each in sorted(engine.items())}
 
 
 def _group_skew(requests: Iterable[Request]) -> float | None:
-    ends: dict[str, list[float]] = {}
+    ends: dict[str, list[float]] = defaultdict(list)
     for request in requests:
         if request.group and request.ending == "finished":
-            ends.setdefault(request.group, []).append(request.end_s)
+            ends[request.group].append(request.end_s)
     skews = [max(each) - min(each) for each in ends.values() if len(each) > 1]
     return sum(skews) / len(skews) if skews else None
+
+
+def over_steps(steps: Sequence[StepSummary]) -> list[str]:
+    """What is true of all steps: complete sentences, without facts that the log does not contain."""
+    return [*_cap(steps), *_turns(steps), *_rewards(steps), *_lost(steps)]
+
+
+def _cap(steps: Sequence[StepSummary]) -> Iterator[str]:
+    known = [step for step in steps if step.length_max is not None]
+    reached = [step for step in known if step.share_at_cap]
+    if reached:
+        share = 100 * fmean(step.share_at_cap or 0.0 for step in known)
+        longest = max(step.length_max or 0.0 for step in reached)
+        mean = fmean(step.length_mean or 0.0 for step in known)
+        times = f"{len(reached)} of {len(known)} steps, by {share:.1f} % of the answers"
+        yield f"The cap of {longest:,.0f} tokens is reached in {times}; their mean is {mean:,.0f}."
+
+
+def _turns(steps: Sequence[StepSummary]) -> Iterator[str]:
+    numbers: Counter[int] = Counter()
+    seconds: dict[int, float] = defaultdict(float)
+    for step in steps:
+        numbers.update(step.requests_by_turns)
+        for turns, mean_s in step.mean_seconds_by_turns.items():
+            seconds[turns] += mean_s * step.requests_by_turns.get(turns, 0)
+    if len(numbers) < 2:
+        return
+    ordered = sorted(numbers)
+    reached = [number / numbers.total() for number in accumulate(numbers[turns] for turns in ordered)]
+    few, share = next((turns, share) for turns, share in zip(ordered, reached, strict=True) if share > _MOST)
+    times = ", ".join(f"{turns}: {seconds[turns] / numbers[turns]:.1f} s" for turns in ordered[:6])
+    yield f"{100 * share:.0f} % of the requests have at most {counted(few, 'turn')}; mean time by turns: {times}."
+
+
+def _rewards(steps: Sequence[StepSummary]) -> Iterator[str]:
+    slow = [step.reward_of_slowest for step in steps if step.reward_of_slowest is not None]
+    others = [step.reward_of_rest for step in steps if step.reward_of_rest is not None]
+    if slow and others:
+        slowest, rest = fmean(slow), fmean(others)
+        if abs(slowest - rest) > _DIFFERS * max(abs(slowest), abs(rest)):
+            yield f"The slowest 20 % of the requests have a mean reward of {slowest:.3f}, the rest {rest:.3f}."
+
+
+def _lost(steps: Sequence[StepSummary]) -> Iterator[str]:
+    """What surplus requests, broken attempts and discarded groups cost."""
+
+    def cost(what: str) -> str:
+        seconds = sum(getattr(step, f"{what}_s") for step in steps)
+        tokens = sum(getattr(step, f"{what}_tokens") for step in steps)
+        return f"{seconds_text(seconds)} and {tokens:,} tokens."
+
+    total = sum(step.num_requests for step in steps)
+    if thrown := sum(step.thrown_requests for step in steps):
+        yield f"{thrown:,} of {total:,} requests were thrown away: {cost('thrown')}"
+    if broken := sum(step.broken_attempts for step in steps):
+        yield f"{broken:,} attempts were stopped at their cap and run again: {cost('broken')}"
+    reasons: Counter[str] = sum((Counter(step.discarded_requests) for step in steps), Counter())
+    if reasons:
+        why = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
+        discarded = f"{reasons.total():,} of {total:,} requests were in groups that were discarded ({why})"
+        yield f"{discarded}: {cost('discarded')}"

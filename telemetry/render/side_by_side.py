@@ -27,13 +27,23 @@ MOST_ROWS = 200
 def compared(reports: Sequence[ProfileReport]) -> list[Block]:
     """Compare the figures of the runs. Steps of the same name share a row."""
     found = compare(reports)
-    return [
+    names = [run.name for run in found.runs]
+    costliest = [each.findings[0].sentence if each.findings else "-" for each in reports]
+    shown = [
+        [step.name, *(seconds_text(figures.seconds if figures else None) for figures in step.runs)]
+        for step in found.steps[:MOST_ROWS]
+    ]
+    blocks: list[Block] = [
         *(ParagraphBlock(sentence) for sentence in found.sentences),
         *_pictures(found),
-        TableBlock(("", *(run.name for run in found.runs)), [*_overall(found.runs), _findings(reports)]),
-        *_steps(found),
-        TableBlock(("phase", *(run.name for run in found.runs)), _shares(reports)),
+        TableBlock(("", *names), [*_overall(found.runs), ["costliest finding", *costliest]]),
+        TableBlock(("seconds of step", *names), shown),
     ]
+    if len(found.steps) > MOST_ROWS:
+        text = f"The table has the first {MOST_ROWS} of {counted(len(found.steps), 'step')}."
+        blocks.append(ParagraphBlock(text, is_note=True))
+    blocks.append(TableBlock(("phase", *names), _shares(reports)))
+    return blocks
 
 
 def _overall(runs: Sequence[ComparedRun]) -> list[list[Cell]]:
@@ -49,30 +59,15 @@ def _overall(runs: Sequence[ComparedRun]) -> list[list[Cell]]:
     return [row for row in rows if any(cell != "-" for cell in row[1:])]
 
 
-def _findings(reports: Sequence[ProfileReport]) -> list[Cell]:
-    return ["costliest finding", *(each.findings[0].sentence if each.findings else "-" for each in reports)]
-
-
 def _pictures(found: ReportComparison) -> list[FigureBlock]:
     panels = []
     for field, (title, unit) in FIGURES.items():
-        values = zip(
-            *([figures and getattr(figures, field) for figures in step.runs] for step in found.steps), strict=True
-        )
-        panels.append(Panel(title, unit, dict(zip((run.name for run in found.runs), values, strict=False))))
+        lines: dict[str, list[float | None]] = {run.name: [] for run in found.runs}
+        for step in found.steps:
+            for values, figures in zip(lines.values(), step.runs, strict=True):
+                values.append(getattr(figures, field, None))
+        panels.append(Panel(title, unit, lines))
     return panel_figures("compared", "Step by step", [step.name for step in found.steps], panels)
-
-
-def _steps(found: ReportComparison) -> list[Block]:
-    rows = [
-        [step.name, *(seconds_text(figures.seconds if figures else None) for figures in step.runs)]
-        for step in found.steps[:MOST_ROWS]
-    ]
-    blocks: list[Block] = [TableBlock(("seconds of step", *(run.name for run in found.runs)), rows)]
-    if len(found.steps) > MOST_ROWS:
-        text = f"The table has the first {MOST_ROWS} of {counted(len(found.steps), 'step')}."
-        blocks.append(ParagraphBlock(text, is_note=True))
-    return blocks
 
 
 def _shares(reports: Sequence[ProfileReport]) -> list[list[Cell]]:
