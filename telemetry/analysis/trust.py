@@ -5,16 +5,26 @@ from statistics import median
 
 from forebay.telemetry.analysis.report import Finding
 from forebay.telemetry.analysis.timeline import ProfileStep
+from forebay.telemetry.analysis.verl_lines import (
+    COMPLETE,
+    MONITORING,
+    RESOLUTION_NS,
+    STATE,
+    STEP_TOTAL,
+    VerlLine,
+    depth_of,
+)
 
 NEED_TOKENS = ("long_answer", "slow_rate", "slow_engine", "network")
 """Causes that are known only from the tokens of calls."""
 CLEARLY = 1.1
 """Times are doubted if they are this many times as long as possible."""
-MILLISECONDS = 100
+_MILLISECONDS = 100
 """If they are this many times as long, their unit must be wrong."""
 _SEVERAL = 0.1
 """A step is doubted if this share of its requests is; below, only these requests are."""
 _NAMED = 5
+_NOT_ALONE = ("reward_duration", MONITORING, STEP_TOTAL)
 
 
 class Distrust:
@@ -77,7 +87,7 @@ class Distrust:
     def _note(self, steps: dict[str, float], what: str) -> str:
         names = [name for _, _, name in self._bounds if name in steps]
         named = f" ({', '.join(names)})" if len(names) <= _NAMED else ""
-        unit = "; durations seem to be milliseconds, not seconds" if median(steps.values()) > MILLISECONDS else ""
+        unit = "; durations seem to be milliseconds, not seconds" if median(steps.values()) > _MILLISECONDS else ""
         where = f"In {len(names)} of {len(self._bounds)} steps{named}"
         return f"{where}, {what}{unit}. There are no findings about these steps."
 
@@ -95,3 +105,34 @@ class Distrust:
         if 2 * len(found) > len(ordered) - 1 > 0:  # then the first one, which cannot be checked, is doubted too
             found.setdefault(ordered[0][2], median(found.values()))
         return found
+
+
+def times_too_long(lines: list[VerlLine], event: str = COMPLETE) -> float:
+    """How many times as long as the whole (``event``) its parts are, or it is itself by the time stamps of starts."""
+    whole = max((line for line in lines if line.event == event), key=lambda line: line.d or 0, default=None)
+    if whole is None or not whole.d:
+        return 0.0
+    starts = [line.end for line in lines if line.d is None and line.event.endswith("_start")]
+    claimed = whole.d / max(whole.end - min(starts), 1) if starts else 0.0
+    if claimed > _MILLISECONDS:  # a start may be logged late, so only a wrong unit is certain
+        return claimed
+    events = [line.event for line in lines]
+    least, most = whole.begin + RESOLUTION_NS, whole.end + RESOLUTION_NS
+    parts = [
+        (line.end - line.d, line.end)
+        for line in lines
+        if line.d and least < line.end <= most and (line.d > whole.d or _is_sequential(line.event, events))
+    ]
+    total, first, last = 0, 0, 0
+    for begin, end in sorted(parts):
+        if end > last + RESOLUTION_NS:  # otherwise it is inside another part
+            total += end - (begin if begin > first + RESOLUTION_NS else last)
+            first, last = begin, end
+    return total / whole.d
+
+
+def _is_sequential(event: str, events: list[str]) -> bool:
+    """Whether verl runs ``event`` alone: a state of a request, or a phase that a worker has once."""
+    if event.endswith("_duration"):
+        return event not in _NOT_ALONE and events.count(event) == 1
+    return depth_of(event) == STATE

@@ -5,14 +5,21 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from forebay.telemetry.analysis.intervals import gaps
-from forebay.telemetry.analysis.verl_lines import ABORTS, COMPLETE, VerlLine, depth_of, is_leaf, number_of, phase_of
+from forebay.telemetry.analysis.verl_lines import (
+    ABORTS,
+    COMPLETE,
+    CONTAINER,
+    RESOLUTION_NS,
+    VerlLine,
+    depth_of,
+    number_of,
+    phase_of,
+)
 from forebay.telemetry.attempts import Attempt, Writer
 from forebay.telemetry.tracing.exclusive_time import PlainInterval, TurnInterval, rollout_shares
 from forebay.telemetry.tracing.records import RolloutSummary, Span, TurnSummary
 
 _ENGINE = "engine"
-_RESOLUTION_NS = 2_000
-"""Times are written in microseconds: moments no further apart than this are equal."""
 _NOT_INFO = {"request_id", "turn"}
 _TIMINGS = (
     ("pre_process_duration", "turn_pre_process"),
@@ -53,7 +60,7 @@ def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], 
     events = [
         VerlEvent(line.begin, line.end, depth_of(line.event), phase_of(line.event), info)
         for line, info in known
-        if line.d and is_leaf(line.event)
+        if line.d and depth_of(line.event) > CONTAINER
     ]
     summary = RolloutSummary(
         t=begin,
@@ -173,9 +180,9 @@ def _spans(summary: RolloutSummary, events: list[VerlEvent]) -> list[Span]:
 def _aligned(moments: Iterable[int]) -> dict[int, int]:
     """Map each moment to the first of those that differ only by rounding."""
     found: dict[int, int] = {}
-    first = -_RESOLUTION_NS
+    first = -RESOLUTION_NS
     for moment in sorted(moments):
-        if moment - first > _RESOLUTION_NS:
+        if moment - first > RESOLUTION_NS:
             first = moment
         found[moment] = first
     return found

@@ -23,11 +23,19 @@ _WORKER_KEYS = ("workid", "worker", "worker_id")
 _REQUEST_KEYS = ("request_id", "req_id", "rid")
 _KNOWN = {"timestamp", "event", "duration_sec", "extra", "step", *_WORKER_KEYS}
 
-_REQUEST, _LOOP, _TURN, STATE, _PART, _OWN = range(6)
+STEP_TOTAL = "total_step_duration"
+LENGTH_STATS = "step_response_length_stats"
+MONITORING = "async_rollout_with_monitoring_duration"
+COMPLETE = "async_rollout_request_complete"
+ABORTS = ("aborted_request", "aborted_request_with_exception", "aborted_request_with_cancelled_error")
+PADDINGS = tuple(f"{event}_padding" for event in ABORTS)
+"""The slot of an aborted request was filled. This is not another abort."""
+RESOLUTION_NS = 2_000
+"""Times are written in microseconds: moments no further apart than this are equal."""
+
+CONTAINER, STATE, _PART, _OWN = range(4)
 _DEPTHS = {
-    "async_rollout_request_complete": _REQUEST,
-    "main_loop": _LOOP,
-    "turn_end": _TURN,
+    **dict.fromkeys((COMPLETE, *ABORTS, "main_loop", "turn_end"), CONTAINER),
     "pending_state_handling": STATE,
     "tool_calling_state": STATE,
     "interacting_state": STATE,
@@ -47,7 +55,7 @@ _DEPTHS = {
 }
 """Nesting depth of a request's events: at each moment the deepest counts. Unknown events are deepest."""
 
-WORKER_DEPTHS = {"async_generate_duration": _REQUEST, "engine_async_generate": _LOOP}
+WORKER_DEPTHS = {MONITORING: 0, "async_generate_duration": 0, "engine_async_generate": 1}
 """Depths of a worker's own events. Anything else it does meanwhile is deeper and counts instead."""
 
 _PHASES = {
@@ -57,17 +65,9 @@ _PHASES = {
     "reward_calculation": "reward",
     "reward_duration": "reward",
     "barrier": "barrier_wait",
-    "async_rollout_with_monitoring_duration": "async_generate",
+    MONITORING: "async_generate",
 }
 """Events that have another name in reports. All others keep their name, without ``_duration``."""
-
-STEP_TOTAL = "total_step_duration"
-LENGTH_STATS = "step_response_length_stats"
-MONITORING = "async_rollout_with_monitoring_duration"
-COMPLETE = "async_rollout_request_complete"
-ABORTS = ("aborted_request", "aborted_request_with_exception", "aborted_request_with_cancelled_error")
-PADDING = "_padding"
-"""Suffix of an abort's name if the slot of an aborted request was filled. This is not another abort."""
 
 
 def depth_of(event: str) -> int:
@@ -75,19 +75,9 @@ def depth_of(event: str) -> int:
     return _DEPTHS.get(event, _OWN)
 
 
-def is_leaf(event: str) -> bool:
-    """Whether an event is part of a turn or state, not a container."""
-    return depth_of(event) >= STATE and not is_abort(event)
-
-
 def phase_of(event: str) -> str:
     """The name of ``event`` in a report."""
     return _PHASES.get(event) or event.removesuffix("_duration")
-
-
-def is_abort(event: str) -> bool:
-    """Whether an event is an abort in any spelling, including filled slots."""
-    return event.removesuffix(PADDING) in ABORTS
 
 
 @dataclass(slots=True)
@@ -119,21 +109,15 @@ def read_lines(path: Path, worker: str, on_bad_line: OnBadLine) -> Iterator[Verl
 
     ``worker`` is used if a line names none.
     """
-    for number, raw in _raw_lines(path, on_bad_line):
-        if not raw.strip():
-            continue
-        try:
-            yield _line(_decode(raw), worker)
-        except ValueError as error:
-            on_bad_line(str(path), number, str(error))
-
-
-def _raw_lines(path: Path, on_bad_line: OnBadLine) -> Iterator[tuple[int, bytes]]:
     number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
             for number, raw in enumerate(file, 1):
-                yield number, raw
+                try:
+                    if raw.strip():
+                        yield _line(_decode(raw), worker)
+                except ValueError as error:
+                    on_bad_line(str(path), number, str(error))
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             on_bad_line(str(path), number + 1, f"the rest of the file cannot be decompressed: {error}")
 
@@ -159,9 +143,11 @@ def _line(raw: dict[str, Any], worker: str) -> VerlLine:
     info = extra if isinstance(extra, dict) else {}
     if not raw.keys() <= _KNOWN:
         info = {key: value for key, value in raw.items() if key not in _KNOWN} | info
-    times = _moment(raw.get("timestamp")), _duration(raw.get("duration_sec"))
+    lasted = raw.get("duration_sec")
+    d = None if lasted is None else _ns("duration_sec", lasted)
+    end = round(_ns("timestamp", _moment(raw.get("timestamp"))), -3)
     worker, request_id = _first(raw, _WORKER_KEYS, worker).removeprefix("worker_"), _first(info, _REQUEST_KEYS, "")
-    return VerlLine(intern(event), *times, intern(worker), intern(request_id), msgspec.json.encode(info))
+    return VerlLine(intern(event), end, d, intern(worker), intern(request_id), msgspec.json.encode(info))
 
 
 def _first(values: dict[str, Any], keys: tuple[str, ...], default: str) -> str:
@@ -172,27 +158,20 @@ def _first(values: dict[str, Any], keys: tuple[str, ...], default: str) -> str:
     return default
 
 
-def _duration(value: object) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"duration_sec must be a number (got {str(value)[:40]!r})")
-    return _ns("duration_sec", value)
+def _moment(value: object) -> object:
+    """``value``, as seconds since the Unix epoch if it is an ISO time."""
+    if not isinstance(value, str):
+        return value
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(f"timestamp must be an ISO time (got {value[:40]!r})") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _moment(value: object) -> int:
-    if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            raise ValueError(f"timestamp must be an ISO time (got {value[:40]!r})") from None
-        value = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("has no timestamp")
-    return round(_ns("timestamp", value), -3)
-
-
-def _ns(what: str, seconds: float) -> int:
+def _ns(what: str, seconds: object) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise ValueError(f"{what} must be a number (got {str(seconds)[:40]!r})")
     if not 0 <= seconds * 1e9 < LONGEST_NS:  # also false for NaN
         raise ValueError(f"{what} is out of range: {seconds}")
     return round(seconds * 1e9)

@@ -5,26 +5,26 @@ Any name of a worker, any place of the ids, and any first step number are accept
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from forebay.core.errors import InvalidInput
 from forebay.telemetry.analysis.requests import request_of
 from forebay.telemetry.analysis.timeline import NS, ProfileStep
-from forebay.telemetry.analysis.trust import CLEARLY
+from forebay.telemetry.analysis.trust import CLEARLY, times_too_long
 from forebay.telemetry.analysis.verl_attempts import VerlEvent, attempt_of, own_times
-from forebay.telemetry.analysis.verl_checks import add_unlisted, is_repeated, missing_parts, times_too_long
 from forebay.telemetry.analysis.verl_lines import (
+    ABORTS,
     COMPLETE,
     LENGTH_STATS,
     MONITORING,
-    PADDING,
+    PADDINGS,
     STEP_TOTAL,
     WORKER_DEPTHS,
     VerlLine,
-    is_abort,
+    number_of,
     phase_of,
     read_lines,
 )
@@ -35,7 +35,6 @@ from forebay.telemetry.tracing.read_trace import BadLines
 MAX_DEPTH = 3
 """Levels of folders between the given one and the steps."""
 _STEP = re.compile(r"(?:(?:global_)?step[_-]?)?(\d+)")
-_FILES = ("*.jsonl", "*.jsonl.gz")
 
 
 class VerlLog:
@@ -63,7 +62,7 @@ class VerlLog:
         without_total = miscounted = 0
         for number, folder in self._folders:
             lines = _StepLines()
-            for path in sorted(path for pattern in _FILES for path in folder.glob(pattern)):
+            for path in _files(folder):
                 name = path.name.partition(".")[0]
                 for line in read_lines(path, name.removeprefix("worker_"), self.problems.add):
                     lines.add(line)
@@ -79,35 +78,42 @@ class VerlLog:
             )
         if miscounted:
             self.notes.append(f"{miscounted} of {len(files)} steps have lines of more requests than were monitored.")
-        self.notes += missing_parts(files)
+        self.notes += _missing_parts(files)
 
 
 def find_steps(folder: Path) -> list[tuple[int, Path]]:
     """The folders of steps in ``folder``, at most ``MAX_DEPTH`` levels down; empty without such a log."""
     found: dict[Path, list[tuple[int, Path]]] = defaultdict(list)
-    for path in _folders_in(folder, MAX_DEPTH + 1):
-        match = _STEP.fullmatch(path.name)
-        if match and _is_step(path):
-            found[path.parent].append((int(match[1]), path))
+    level = [folder]
+    for depth in range(MAX_DEPTH + 2):
+        if depth:
+            level = [child for path in level if path.is_dir() for child in path.iterdir() if child.name[0] != "."]
+        for path in level:
+            match = _STEP.fullmatch(path.name)
+            if match and _files(path, "" if "step" in path.name else "worker_"):
+                found[path.parent].append((int(match[1]), path))
     if len(found) > 1:
         names = ", ".join(sorted(str(place.relative_to(folder)) for place in found if place != folder.parent))
         raise InvalidInput(f"{folder} has the logs of several experiments: {names}", hint="name the folder of one log")
     return sorted(next(iter(found.values()), []))
 
 
-def _is_step(folder: Path) -> bool:
-    prefix = "" if "step" in folder.name else "worker_"
-    return any(True for pattern in _FILES for _ in folder.glob(prefix + pattern))
+def _files(folder: Path, prefix: str = "") -> list[Path]:
+    return sorted(path for ending in ("jsonl", "jsonl.gz") for path in folder.glob(f"{prefix}*.{ending}"))
 
 
-def _folders_in(folder: Path, depth: int) -> Iterator[Path]:
-    if not folder.is_dir():
-        return
-    yield folder
-    if depth > 0:
-        for child in folder.iterdir():
-            if child.is_dir() and not child.name.startswith("."):
-                yield from _folders_in(child, depth - 1)
+def _missing_parts(files: Mapping[int, set[str]]) -> Iterator[str]:
+    """Notes on what is missing. ``files``: by number of the step, the names of its files."""
+    seen = Counter(name for own in files.values() for name in own)
+    usual = {name for name, number in seen.items() if 2 * number > len(files)}
+    lacking = [f"{number} ({', '.join(sorted(usual - own))})" for number, own in files.items() if usual - own]
+    if lacking:
+        yield f"Files are missing from the log in {len(lacking)} steps: {', '.join(lacking[:5])}."
+    first, last = min(files, default=0), max(files, default=-1)
+    # Steps may also be numbered, or logged, at longer distances.
+    if 0 < (num_gone := last - first + 1 - len(files)) < len(files) / 2:
+        gone = [str(number) for number in range(first, last) if number not in files]
+        yield f"{num_gone} steps are missing from the log: {', '.join(gone[:5])}."
 
 
 class _StepLines:
@@ -127,11 +133,12 @@ class _StepLines:
             self._end = line.end
         if line.event == STEP_TOTAL and line.d is not None:
             self.totals.append(line)
+        elif line.event in PADDINGS:
+            pass
         elif line.request_id:
             self.by_request[line.request_id].append(line)
-        elif is_abort(line.event):
-            if not line.event.endswith(PADDING):
-                self.by_request[f"aborted-{len(self.by_request)}"].append(line)
+        elif line.event in ABORTS:
+            self.by_request[f"aborted-{len(self.by_request)}"].append(line)
         else:
             self.by_worker[line.worker].append(line)
 
@@ -143,11 +150,12 @@ class _StepLines:
             request = request_of([attempt])
             request.is_used = request.ending == "finished"
             step.requests.append(request)
-            step.num_repeated += is_repeated(lines)
+            ends = [line.worker for line in lines if line.event == COMPLETE]
+            step.num_repeated += len(set(ends)) < len(ends)
             if (times := times_too_long(lines)) > CLEARLY:
                 step.overlong[request.request_id] = times
-        self.is_miscounted = not add_unlisted(step, (line for own in self.by_worker.values() for line in own))
         for worker, own in self.by_worker.items():
+            self.is_miscounted |= _add_unlisted(step, worker, own)
             totals = [line for line in self.totals if line.worker == worker]
             if (times := times_too_long([*totals, *own], STEP_TOTAL)) > CLEARLY:
                 step.overlong[""] = times
@@ -165,21 +173,14 @@ class _StepLines:
         has_ends = any(line.event == COMPLETE for own in self.by_request.values() for line in own)
         workers = {line.worker for own in self.by_request.values() for line in own}
         windows = {worker: self._window(worker) for worker in workers}
-        for request_id, own in self._requests():
-            # A worker's file may contain only the filled slot of an aborted request.
-            if any(not line.event.endswith(PADDING) for line in own):
-                yield attempt_of(request_id, own, windows[own[0].worker], has_ends), own
-
-    def _requests(self) -> Iterator[tuple[str, list[VerlLine]]]:
-        """Each request with its lines. An id that ended at several workers names a request of each."""
         for request_id in list(self.by_request):
             own = self.by_request.pop(request_id)
-            workers = dict.fromkeys(line.worker for line in own if line.event == COMPLETE)
-            if len(workers) < 2:
-                yield request_id, own
-            else:
-                for worker in workers:
-                    yield f"{worker}/{request_id}", [line for line in own if line.worker == worker]
+            ended = dict.fromkeys(line.worker for line in own if line.event == COMPLETE)
+            parts = {request_id: own}
+            if len(ended) > 1:  # then there is a request of this id at each of these workers
+                parts = {f"{name}/{request_id}": [line for line in own if line.worker == name] for name in ended}
+            for name, lines in parts.items():
+                yield attempt_of(name, lines, windows[lines[0].worker], has_ends), lines
 
     def _bounds(self) -> tuple[int, int]:
         begin = min((line.begin for line in self.totals), default=self._begin)
@@ -187,7 +188,7 @@ class _StepLines:
 
     def _window(self, worker: str) -> tuple[int, int]:
         """When ``worker`` generated. The time of an aborted request is clipped to this."""
-        for event in (MONITORING, *WORKER_DEPTHS):
+        for event in WORKER_DEPTHS:
             spans = [
                 (line.begin, line.end) for line in self.by_worker.get(worker, []) if line.event == event and line.d
             ]
@@ -197,11 +198,10 @@ class _StepLines:
 
 
 def _phases_of_worker(own: list[VerlLine]) -> dict[str, float]:
-    timed = [line for line in own if line.d is not None and line.event != MONITORING]
-    if not any(line.event in WORKER_DEPTHS for line in timed):
-        timed += [line for line in own if line.event == MONITORING and line.d is not None]
     events = [
-        VerlEvent(line.begin, line.end, WORKER_DEPTHS.get(line.event, 2), phase_of(line.event), {}) for line in timed
+        VerlEvent(line.begin, line.end, WORKER_DEPTHS.get(line.event, 2), phase_of(line.event), {})
+        for line in own
+        if line.d is not None
     ]
     if not events:
         return {}
@@ -211,9 +211,20 @@ def _phases_of_worker(own: list[VerlLine]) -> dict[str, float]:
     return {name: share * NS for name, share in shares.items()}
 
 
+def _add_unlisted(step: ProfileStep, worker: str, own: list[VerlLine]) -> bool:
+    """Add the requests that only the lines about monitoring count. Returns True if these count too few."""
+    # A log that was written twice has each of these lines twice.
+    once = {line.end: line.info for line in own if line.event == MONITORING}.values()
+    total = sum(int(number_of(info, "total_requests") or 0) for info in once)
+    ended = sum(int(number_of(info, "completed_count", "total_requests") or 0) for info in once)
+    listed = [request.ending for request in step.requests if request.worker == worker]
+    missing = max(total - len(listed), 0)
+    step.num_unlisted += missing
+    step.num_unlisted_thrown += min(missing, max(total - ended - listed.count("aborted"), 0))
+    return 0 < total < len(listed)
+
+
 def _lengths(info: dict[str, Any]) -> list[int]:
-    for key in ("actual_response_tokens", "response_lengths"):
-        values = info.get(key)
-        if isinstance(values, list) and values:
-            return [int(value) for value in values if isinstance(value, int | float) and value >= 0]
-    return []
+    values = info.get("actual_response_tokens") or info.get("response_lengths")
+    known = values if isinstance(values, list) else []
+    return [int(value) for value in known if isinstance(value, int | float) and value >= 0]
