@@ -1,6 +1,6 @@
 """The report as data, from which every page, table and picture is made. All times in seconds.
 
-``as_json`` includes the numbers of every picture. Fields are added, never renamed, so that old and new reports can be
+It has the numbers of every picture. Fields are added, never renamed, so that old and new reports can be
 compared.
 """
 
@@ -265,10 +265,6 @@ class ProfileReport(msgspec.Struct, kw_only=True):
     sentences: list[str] = []
     """Facts about all steps: "the cap is reached in 80 of 80 steps"."""
 
-    def as_json(self) -> bytes:
-        """The report as JSON, with the data of every picture."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2)
-
 
 class StepFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Figures by which steps, or the means of runs, are compared."""
@@ -319,7 +315,3 @@ class ReportComparison(msgspec.Struct, kw_only=True):
     runs: list[ComparedRun]
     steps: list[ComparedStep]
     sentences: list[str] = []
-
-    def as_json(self) -> bytes:
-        """The comparison as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2)
