@@ -363,7 +363,6 @@ def test_what_an_event_log_writes_is_read(tmp_path: Path) -> None:
     log.log(path, "turn_start", extra={"request_id": "r1", "turn": 0}, workid=0, step=3)
     log.log(path, "turn_engine_call", duration=2.0, extra={"request_id": "r1", "turn": 0}, workid=0, step=3)
     log.log(path, "async_rollout_request_complete", duration=2.5, extra={"request_id": "r1"}, workid=0, step=3, mine=1)
-    log.close()
     (step,) = load(tmp_path).steps()
     (request,) = step.requests
     assert (step.name, request.worker) == ("3", "0")
