@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -44,17 +44,7 @@ class TraceSettings(msgspec.Struct):
     """Limit for the whole folder; 0: only summaries are kept."""
 
 
-class LineFile(Protocol):
-    """The destination of a tracer's lines."""
-
-    def append(self, lines: bytes) -> None:
-        """Append whole lines. An exception ends the trace."""
-
-    def close(self) -> None:
-        """Close it for now; ``append`` may follow."""
-
-
-OpenFile = Callable[[TraceSettings, Head], LineFile]
+OpenFile = Callable[[TraceSettings, Head], TraceFile]
 
 
 def trace_file_of(settings: TraceSettings, head: Head) -> TraceFile:
@@ -72,14 +62,11 @@ class FlushThread:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._tracers: list[Tracer] = []
-        self._all: weakref.WeakSet[Tracer] = weakref.WeakSet()
+        self.all: weakref.WeakSet[Tracer] = weakref.WeakSet()
+        """Their ``after_fork`` is called in every forked process, whether or not they have records."""
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._after_fork)
         atexit.register(self._flush_all)
-
-    def know(self, tracer: "Tracer") -> None:
-        """Call ``tracer.after_fork`` in every forked process, whether or not it has records."""
-        self._all.add(tracer)
 
     def see_to(self, tracer: "Tracer") -> None:
         """Flush ``tracer`` regularly from now on."""
@@ -128,7 +115,7 @@ class FlushThread:
         self._wake = threading.Event()
         self._thread = None
         self._tracers = []
-        for tracer in self._all:
+        for tracer in self.all:
             tracer.after_fork()
 
     def _flush_at_end(self) -> None:
@@ -161,11 +148,12 @@ class Tracer:
         self._file = self._new_file()
         self._lock = threading.Lock()
         """Held while writing to the file."""
-        self._scopes: dict[int, weakref.ref[Scope]] = {}
-        self._is_over = False
+        self._scopes: weakref.WeakValueDictionary[int, Scope] = weakref.WeakValueDictionary()
+        self.has_ended = False
+        """Whether records are dropped: after ``close`` or a write error."""
         self._is_seen_to = False
         self.on_close: Callable[[Tracer], None] | None = None
-        FLUSH_THREAD.know(self)
+        FLUSH_THREAD.all.add(self)
 
     def now(self) -> int:
         """Nanoseconds since the Unix epoch, on the monotonic clock."""
@@ -181,12 +169,11 @@ class Tracer:
 
     def write(self, record: Record) -> None:
         """Add a record, which is written within half a second."""
-        if self._is_over:
+        if self.has_ended:
             return
         self._queue.put(record)
         if not self._is_seen_to:
-            self._is_seen_to = True
-            FLUSH_THREAD.see_to(self)
+            self._be_seen_to()
 
     def attempt(
         self,
@@ -206,36 +193,29 @@ class Tracer:
 
     def close(self) -> None:
         """Write the waiting records and accept no more."""
-        if not self._is_over:
+        if not self.has_ended:
             self.flush()
         self._end()
 
     def watch(self, scope: Scope) -> None:
         """Record spans of ``scope`` that last long, while the scope is referenced elsewhere."""
-        key = id(scope)
-        self._scopes[key] = weakref.ref(scope, lambda _: self._scopes.pop(key, None))
-        if not self._is_seen_to and not self._is_over:
-            self._is_seen_to = True
-            FLUSH_THREAD.see_to(self)
+        self._scopes[id(scope)] = scope
+        if not self._is_seen_to and not self.has_ended:
+            self._be_seen_to()
 
     def flush(self) -> None:
         """Write the waiting records."""
         with self._lock:
-            if self._is_over:
+            if self.has_ended:
                 return
             try:
                 while lines := self._queue.take_lines(self.now()):
                     self._file.append(lines)
             except Exception as error:  # noqa: BLE001 - usually a full disk; no error may cost a rollout
-                self._is_over = True
+                self.has_ended = True
                 logger.warning("the trace of %s ends here, its rollouts continue: %s", self.run_id, error)
-        if self._is_over:
+        if self.has_ended:
             self._end()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether records are dropped: after ``close`` or a write error."""
-        return self._is_over
 
     def rest(self) -> None:
         """Write the waiting records and close the file. The next record starts another segment."""
@@ -245,16 +225,13 @@ class Tracer:
             self._file.close()
             self._is_seen_to = False
         if len(self._queue):  # added meanwhile, and not flushed by anything else
-            self._is_seen_to = True
-            FLUSH_THREAD.see_to(self)
+            self._be_seen_to()
 
     def note_long(self) -> None:
         """Record spans that have been open for long."""
         now = self.now()
-        for reference in list(self._scopes.values()):
-            scope = reference()
-            if scope is not None:
-                scope.note_long(now)
+        for scope in self._living():
+            scope.note_long(now)
 
     def after_fork(self) -> None:
         """Reset a forked process: waiting records and open spans belong to the parent. It gets its own file later."""
@@ -263,13 +240,18 @@ class Tracer:
         self._file.close()
         self._file = self._new_file()
         self._is_seen_to = False
-        for reference in list(self._scopes.values()):
-            scope = reference()
-            if scope is not None:
-                scope.forget_open()
+        for scope in self._living():
+            scope.forget_open()
+
+    def _living(self) -> list[Scope]:
+        return [scope for reference in self._scopes.valuerefs() if (scope := reference()) is not None]
+
+    def _be_seen_to(self) -> None:
+        self._is_seen_to = True
+        FLUSH_THREAD.see_to(self)
 
     def _end(self) -> None:
-        self._is_over = True
+        self.has_ended = True
         with self._lock:
             self._file.close()
             self._queue = RecordQueue(FLUSH_THREAD.hurry)
@@ -277,7 +259,7 @@ class Tracer:
         if self.on_close is not None:
             self.on_close(self)
 
-    def _new_file(self) -> LineFile:
+    def _new_file(self) -> TraceFile:
         settings = self.settings
         head = Head(
             version=VERSION,

@@ -41,6 +41,7 @@ class SpanHandle(msgspec.Struct, eq=False):
 
     It must not block. If it returns None, ``note_open`` must be called soon, or the span is recorded without more.
     """
+    noted_after_ns: int = LONG_NS
     token: "Token[SpanHandle | None] | None" = None
     """The token of the ``with``."""
 
@@ -230,13 +231,12 @@ class Scope:
     def note_long(self, now: int) -> None:
         """Record each span that has been open for long, once."""
         for handle in list(self._open.values()):
-            lasted = now - handle.begun
-            if handle.is_noted or lasted < LONG_NS:
-                continue
-            if handle.on_open is None or lasted >= LONG_NS + LATE_NS:
-                handle.note_open()
-            else:
-                _ask(handle)
+            if not handle.is_noted and now - handle.begun >= handle.noted_after_ns:
+                more = _more_of(handle)
+                if more is None:
+                    handle.noted_after_ns += LATE_NS
+                else:
+                    handle.note_open(**more)
 
     def forget_open(self) -> None:
         """Forget open spans after a fork: they belong to the parent."""
@@ -261,18 +261,11 @@ class Scope:
         return handle
 
 
-def _ask(handle: SpanHandle) -> None:
-    on_open, handle.on_open = handle.on_open, _nothing_yet
-    if on_open is None or on_open is _nothing_yet:
-        return
+def _more_of(handle: SpanHandle) -> Mapping[str, Any] | None:
+    """What ``on_open`` adds to the record. It is called once."""
+    on_open, handle.on_open = handle.on_open, None
     try:
-        more = on_open(handle)
+        return on_open(handle) if on_open is not None else {}
     except Exception:  # the record is written even if this fails
         logger.debug("on_open of the span %s failed", handle.name, exc_info=True)
-        more = {}
-    if more is not None:
-        handle.note_open(**more)
-
-
-def _nothing_yet(handle: SpanHandle) -> None:
-    """Replaces ``on_open`` after its first call."""
+        return {}

@@ -89,15 +89,15 @@ def remote_attempt(trace: RolloutTrace) -> RemoteAttempt:
     return trace.attempt
 
 
-class SentTrace:
-    """Replaces the ``TraceFile`` of a worker's tracer: sends the lines to the lead."""
+class SentTrace(TraceFile):
+    """Instead of a file of a worker's tracer: sends the lines to the lead."""
 
     def __init__(self, head: Head, send: Callable[[TraceLines], None]) -> None:
-        self._head, self._send = msgspec.json.encode(head), send
+        self._encoded_head, self._send = msgspec.json.encode(head), send
 
     def append(self, lines: bytes) -> None:
         """Send whole lines."""
-        self._send(TraceLines(self._head, lines))
+        self._send(TraceLines(self._encoded_head, lines))
 
     def close(self) -> None:
         """Do nothing: no file is open."""
