@@ -28,8 +28,12 @@ _FEW_CALLS = 16
 _MIN_FOR_LINE = 6
 _FIXED = 0.7
 """Calls have fixed seconds more if that fits better than a factor, with this share of its scatter."""
+_ALIKE, _MOST_SLOW = 0.2, 0.8
+"""An engine was silent if slow calls took the same seconds longer, with this scatter, and some were not slow …"""
 _TOGETHER = 0.8
-"""An engine was silent if its slow calls were open together for this share of the seconds they took longer."""
+"""… if the slow calls were open together for this share of these seconds …"""
+_SILENT_SHARE = 0.3
+"""… and if these calls are of this share of its requests."""
 _TRIMMED = 0.1
 """This share of an engine's calls, the slowest, is left out: a single stall is no slow engine."""
 _LATE = 1 / 3
@@ -120,6 +124,11 @@ class EngineBook:
             self._draw([call for name in self._fast for call in self._by_engine[name]])
         scores = self._scores() if slow else {}
         self.slow = {name: self._slow(name, scores[name]) for name in sorted(slow) if scores[name] > SLOWER}
+        here: dict[str, list[WorkCall]] = defaultdict(list)
+        for call in self.calls:
+            here[self._place_of(call)].append(call)
+        silent = ((name, self._silence(name, own)) for name, own in here.items() if name != SHARED)
+        self.slow |= {name: silence for name, silence in silent if silence is not None}
 
     def expected_s(self, call: WorkCall) -> float:
         """What ``call`` needs at the rate that the engines share."""
@@ -183,26 +192,46 @@ class EngineBook:
         beyond_s = median([call.work_s - self.expected_s(call) for call in own])
         first = self._factor(own[: len(_last_of(own))])
         grew = self._factor(_last_of(own)) / first if first > 0 else 1.0
-        is_fixed, was_silent = self._is_fixed(own)
-        cause, part, mine, usual = _slower_part(own, others, beyond_s if is_fixed else 0.0)
-        if was_silent and (part == "decode" or own[0].network_s is None):
-            cause, part, mine = "stalled_engine", "", beyond_s
+        cause, part, mine, usual = _slower_part(own, others, self._fixed_s(own))
         if name == SHARED:
             cause = "shared_engines"
         return SlowEngine(cause, part, mine, usual, factor, beyond_s, grew)
 
-    def _is_fixed(self, own: Sequence[WorkCall]) -> tuple[bool, bool]:
-        """Whether slow calls take fixed seconds longer rather than a factor, and because the engine was silent."""
-        slow = [(call, needed) for call in own if call.work_s > _SLOWER_CALL * (needed := self.expected_s(call))]
-        beyond = [call.work_s - needed for call, needed in slow]
-        beyond_s, factor = median(beyond), median([call.work_s / needed for call, needed in slow if needed > 0])
-        fixed = median([abs(each - beyond_s) for each in beyond])
-        if not slow or fixed >= _FIXED * median([abs(call.work_s - factor * needed) for call, needed in slow]):
-            return False, False
+    def _slow_calls(self, own: Sequence[WorkCall]) -> list[tuple[WorkCall, float]]:
+        """The calls that took longer than expected, with the seconds beyond."""
+        return [
+            (call, call.work_s - need) for call in own if call.work_s > _SLOWER_CALL * (need := self.expected_s(call))
+        ]
+
+    def _fixed_s(self, own: Sequence[WorkCall]) -> float:
+        """What slow calls take longer, if these are fixed seconds rather than a factor; else 0.0."""
+        slow = self._slow_calls(own)
+        beyond_s = median([beyond for _, beyond in slow])
+        factor = median([call.work_s / (call.work_s - beyond) for call, beyond in slow if call.work_s > beyond])
+        fixed = median([abs(beyond - beyond_s) for _, beyond in slow])
+        by_factor = median([abs(call.work_s - factor * (call.work_s - beyond)) for call, beyond in slow])
+        return beyond_s if fixed < _FIXED * by_factor else 0.0
+
+    def _silence(self, name: str, own: Sequence[WorkCall]) -> SlowEngine | None:
+        """The engine as one that was silent once: all its open calls took the same seconds longer."""
+        slow = self._slow_calls(own)
+        beyond_s = median([beyond for _, beyond in slow])
+        is_alike = median([abs(beyond - beyond_s) for _, beyond in slow]) < _ALIKE * beyond_s
+        if not (is_alike and len(slow) < _MOST_SLOW * len(own)) and not self._fixed_s(own):
+            return None
+        num_requests = len({call.request for call, _ in slow})
+        if num_requests < max(2.0, _SILENT_SHARE * len({call.request for call in own})):
+            return None
+        if beyond_s < _HALF * median([call.work_s - beyond for call, beyond in slow]):
+            return None
+        if name in self.slow and own[0].network_s is not None and self.slow[name].part != "decode":
+            return None
         begins, ends = sorted(call.begin_s for call, _ in slow), sorted(call.end_s for call, _ in slow)
         open_s = percentile(ends, 100 * _TRIMMED) - percentile(begins, 100 - 100 * _TRIMMED)
-        before = [call.work_s - self.expected_s(call) for call in self._earlier.get(own[0].engine, ())[-_FEW_CALLS:]]
-        return True, open_s >= _TOGETHER * beyond_s and median(before) < _HALF * beyond_s
+        before = [call.work_s - self.expected_s(call) for call in self._earlier.get(name, ())[-_FEW_CALLS:]]
+        if open_s < _TOGETHER * beyond_s or median(before) >= _HALF * beyond_s:
+            return None
+        return SlowEngine("stalled_engine", "", beyond_s, 0.0, 1.0, beyond_s, 1.0)
 
 
 def _last_of(own: Sequence[WorkCall]) -> Sequence[WorkCall]:

@@ -17,6 +17,7 @@ _GENERATING = ("async_generate", "engine_async_generate")
 _SPREAD, _MAX_SPREAD = 0.05, 0.5
 _MORE = 1.2
 """A worker must have more requests, and end most of them later, by this factor before its load is the reason."""
+_FAR_MORE = 2.0
 _FEW_READS = _FEW_REQUESTS = 3
 _HALF = 0.5
 _OF_REPLY = {
@@ -131,7 +132,9 @@ def late_worker(step: ProfileStep, summary: StepSummary, path: CriticalPath, slo
             by_worker[request.worker].append(request)
     begin_s = min((request.begin_s for request in step.requests), default=0.0)
     ends = {worker: max(each.end_s for each in own) - begin_s for worker, own in by_worker.items()}
-    late = _late_one(ends, slow)
+    usual = median([float(len(own)) for own in by_worker.values()])
+    crowded = {worker for worker, own in by_worker.items() if len(own) >= _FAR_MORE * usual}
+    late = _late_one(ends, {*slow, *crowded})
     if late is None or not any(wait.request for wait in path.waits):
         return None
     worker, seconds = late
