@@ -216,6 +216,7 @@ class EngineBook:
         """The engine as one that was silent once: all its open calls took the same seconds longer."""
         slow = self._slow_calls(own)
         beyond_s = median([beyond for _, beyond in slow])
+        slow = [(call, beyond) for call, beyond in slow if beyond > _HALF * beyond_s]
         is_alike = median([abs(beyond - beyond_s) for _, beyond in slow]) < _ALIKE * beyond_s
         if not (is_alike and len(slow) < _MOST_SLOW * len(own)) and not self._fixed_s(own):
             return None
