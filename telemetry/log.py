@@ -3,7 +3,7 @@
 import logging
 import threading
 
-from forebay.telemetry.visible_text import visible_line
+from forebay.telemetry.visible_text import visible
 
 EVERY_S = 10.0
 
@@ -12,7 +12,7 @@ class EntryFormatter(logging.Formatter):
     """Escapes control characters and indents further lines: no text can fake an entry or control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible_line(super().format(record))
+        return visible(super().format(record)).replace("\n", "\n    ")
 
 
 class RepeatedLines(logging.Filter):

@@ -187,12 +187,10 @@ class TraceDB:
 
     def _find_ends(self) -> None:
         """Set for each writer when the server saw its process end."""
-        changes = [
-            line.record for line in self.of_run() if isinstance(line.record, ProcessChange) and line.record.process
-        ]
-        ends = [change for change in changes if change.what in ("failed", "ended")]
+        changes = [line.record for line in self.of_run() if isinstance(line.record, ProcessChange)]
+        ends = [(change.process, change.t) for change in changes if change.what in ("failed", "ended")]
         for writer in self.writers:
-            own = (change.t for change in ends if change.process == writer.process and change.t >= writer.last_ns)
+            own = (t for process, t in ends if process and process == writer.process and t >= writer.last_ns)
             writer.ended_ns = next(own, 0)
 
     def _line(self, writer: int, number: int, raw: bytes) -> TraceLine:

@@ -22,22 +22,10 @@ HIDDEN = re.compile(
 
 def visible(text: str) -> str:
     r"""``text`` with its control, bidirectional and invisible characters escaped: ``\x1b``, ``\u202e``."""
-    return HIDDEN.sub(_written_out, text)
-
-
-def visible_line(text: str) -> str:
-    """``visible`` for a single log entry: further lines are indented, so that they cannot look like entries."""
-    return visible(text).replace("\n", "\n    ")
+    return HIDDEN.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def visible_json(value: object, *, indent: int | None = 2) -> str:
     """A JSON document with unchanged strings, in which nothing can act as a command."""
-    return HIDDEN.sub(_in_json, json.dumps(value, indent=indent, ensure_ascii=False))
-
-
-def _written_out(found: re.Match[str]) -> str:
-    return found.group().encode("unicode_escape").decode()
-
-
-def _in_json(found: re.Match[str]) -> str:
-    return json.dumps(found.group())[1:-1]
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return HIDDEN.sub(lambda found: json.dumps(found.group())[1:-1], text)

@@ -73,14 +73,7 @@ def rollout_shares(
     """The shares of ``rollout_pieces`` by turn number: before the first turn (None), and from each turn to the next."""
     found: dict[int | None, dict[str, float]] = {}
     for first, last, names, turn in _named(intervals, turns, begin, end):
-        shares = found.get(turn)
-        if shares is None:
-            shares = found[turn] = {}
-        if len(names) == 1:
-            name = names[0]
-            shares[name] = shares.get(name, 0) + (last - first)
-        else:
-            _split(last - first, names, shares)
+        _split(last - first, names, found.setdefault(turn, {}))
     return found
 
 

@@ -104,9 +104,7 @@ class StallWatch:
 
 
 def _stack(frame: FrameType | None) -> list[str]:
-    if frame is None:
-        return []
-    frames = traceback.extract_stack(frame, limit=_MAX_FRAMES)
+    frames = traceback.extract_stack(frame, limit=_MAX_FRAMES) if frame is not None else []
     return [f"{each.filename}:{each.lineno} {each.name}" for each in frames]
 
 

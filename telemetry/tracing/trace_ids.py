@@ -10,7 +10,6 @@ from itertools import count
 from typing import NamedTuple
 
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_SAMPLED = 1
 
 
 class ParentSpan(NamedTuple):
@@ -54,7 +53,7 @@ def is_kept(group: str, rate: float) -> bool:
 
 def format_traceparent(trace: str, span: str, *, is_sampled: bool = True) -> str:
     """The header of W3C Trace Context, version 00."""
-    return f"00-{trace}-{span}-{_SAMPLED if is_sampled else 0:02x}"
+    return f"00-{trace}-{span}-{int(is_sampled):02x}"
 
 
 def read_traceparent(text: str | None) -> ParentSpan | None:
@@ -65,4 +64,4 @@ def read_traceparent(text: str | None) -> ParentSpan | None:
     trace, span, flags = match.groups()
     if not int(trace, 16) or not int(span, 16):
         return None
-    return ParentSpan(trace, span, bool(int(flags, 16) & _SAMPLED))
+    return ParentSpan(trace, span, bool(int(flags, 16) & 1))
