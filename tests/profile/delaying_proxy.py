@@ -26,10 +26,13 @@ class DelayingProxy:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        for _ in range(3):  # a connection that arrives right now is handed over in the next steps of the loop
+            await asyncio.sleep(0)
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        await asyncio.sleep(0)  # aborted connections are closed in the loop's next step
+        for _ in range(2):
+            await asyncio.sleep(0)  # aborted connections are closed in the loop's next steps
 
     @contextmanager
     def in_thread(self) -> Iterator["DelayingProxy"]:
@@ -41,16 +44,14 @@ class DelayingProxy:
         connection = asyncio.create_task(self._serve(reader, writer))
         self._connections.add(connection)
         connection.add_done_callback(self._connections.discard)
+        connection.add_done_callback(lambda _: writer.transport.abort())  # also if it was cancelled before its begin
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, there_writer = await asyncio.open_connection(self._address.hostname, self._address.port)
         try:
-            there, there_writer = await asyncio.open_connection(self._address.hostname, self._address.port)
-            try:
-                await asyncio.gather(self._pass_on(reader, there_writer), self._pass_on(there, writer))
-            finally:
-                there_writer.transport.abort()
+            await asyncio.gather(self._pass_on(reader, there_writer), self._pass_on(there, writer))
         finally:
-            writer.transport.abort()
+            there_writer.transport.abort()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
