@@ -5,15 +5,7 @@ from statistics import median
 
 from forebay.telemetry.analysis.report import Finding
 from forebay.telemetry.analysis.timeline import ProfileStep
-from forebay.telemetry.analysis.verl_lines import (
-    COMPLETE,
-    MONITORING,
-    RESOLUTION_NS,
-    STATE,
-    STEP_TOTAL,
-    VerlLine,
-    depth_of,
-)
+from forebay.telemetry.analysis.verl_lines import COMPLETE, MONITORING, RESOLUTION_NS, STATES, STEP_TOTAL, VerlLine
 
 NEED_TOKENS = ("long_answer", "slow_rate", "slow_engine", "network")
 """Causes that are known only from the tokens of calls."""
@@ -135,4 +127,4 @@ def _is_sequential(event: str, events: list[str]) -> bool:
     """Whether verl runs ``event`` alone: a state of a request, or a phase that a worker has once."""
     if event.endswith("_duration"):
         return event not in _NOT_ALONE and events.count(event) == 1
-    return depth_of(event) == STATE
+    return event in STATES

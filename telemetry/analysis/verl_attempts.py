@@ -1,17 +1,18 @@
 """Turns the lines of verl's log about a request into an attempt with a summary and spans, as in a trace."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from forebay.telemetry.analysis.intervals import gaps
 from forebay.telemetry.analysis.verl_lines import (
     ABORTS,
     COMPLETE,
-    CONTAINER,
+    CONTAINERS,
+    OUTER,
     RESOLUTION_NS,
     VerlLine,
-    depth_of,
     number_of,
     phase_of,
 )
@@ -20,22 +21,29 @@ from forebay.telemetry.tracing.exclusive_time import PlainInterval, TurnInterval
 from forebay.telemetry.tracing.records import RolloutSummary, Span, TurnSummary
 
 _ENGINE = "engine"
+_Known = tuple[VerlLine, dict[str, Any]]
 _NOT_INFO = {"request_id", "turn"}
 _TIMINGS = (
     ("pre_process_duration", "turn_pre_process"),
-    ("engine_call_duration", _ENGINE),
+    ("engine_call_duration", "turn_engine_call"),
     ("post_process_duration", "turn_post_process"),
 )
 
 
 class VerlEvent(NamedTuple):
-    """An event from ``begin`` to ``end``, in ns. Its time counts only while no deeper event is open."""
+    """An event from ``begin`` to ``end``, in ns."""
 
     begin: int
     end: int
-    depth: int
     phase: str
     info: dict[str, Any]
+    is_outer: bool
+    """Whether its parts count instead of it, whenever they begin."""
+
+    @classmethod
+    def of(cls, line: VerlLine, info: dict[str, Any]) -> "VerlEvent":
+        """The event that ``line`` describes."""
+        return cls(line.begin, line.end, phase_of(line.event), info, line.event in OUTER)
 
 
 def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], has_ends: bool) -> Attempt:
@@ -43,25 +51,20 @@ def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], 
 
     ``has_ends``: the step's log contains ends of requests, so a request without one was still open.
     """
-    complete = next((line for line in lines if line.event == COMPLETE), None)
+    known = [(line, line.info) for line in lines]
+    complete, facts = next((each for each in known if each[0].event == COMPLETE), (None, {}))
     abort = next((line for line in lines if line.event in ABORTS), None)
+    if complete and not any(line.event.startswith("turn_") for line in lines):
+        known += _parts_of_turns(complete, facts)
+    aligned = _align([line for line, _ in known], window)
     begin, end = min(line.begin for line in lines), max(line.end for line in lines)
     ending = "finished" if complete or not has_ends else "open"
     if complete is not None:
         begin, end = (begin if complete.d is None else complete.begin), complete.end
     elif abort is not None:
-        ending, begin = "aborted", max(begin, window[0])
-        end = max(begin, min(abort.end, window[1]))
-    facts = complete.info if complete else {}
-    known = [(line, line.info) for line in lines if line is not complete]
+        ending, begin = "aborted", max(begin, aligned[window[0]])
+        end = max(begin, min(abort.end, aligned[window[1]]))
     worker = (complete or lines[0]).worker
-    timings = [timing for timing in facts.get("turn_timings") or [] if isinstance(timing, dict)]
-    turns = _turns(begin, end, known, timings, worker)
-    events = [
-        VerlEvent(line.begin, line.end, depth_of(line.event), phase_of(line.event), info)
-        for line, info in known
-        if line.d and depth_of(line.event) > CONTAINER
-    ]
     summary = RolloutSummary(
         t=begin,
         d=end - begin,
@@ -72,10 +75,11 @@ def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], 
         engine=worker,
         ending=ending,
         reward=number_of(facts, "reward", "reward_score"),
-        turns=turns,
+        turns=_turns(known, end, worker),
     )
     _count_tokens(summary, facts)
-    spans = _spans(summary, events or list(_events_of_timings(turns, timings)))
+    events = [VerlEvent.of(line, info) for line, info in known if line.d and line.event not in CONTAINERS]
+    spans = list(_spans(summary, events))
     _add_phases(summary, spans)
     writer = Writer(worker)
     attempt = Attempt.ended(writer, summary, summary.group)
@@ -83,109 +87,84 @@ def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], 
     return attempt
 
 
-def own_times(events: Iterable[VerlEvent]) -> Iterator[tuple[VerlEvent, int, int]]:
-    """The parts of each event in which no deeper event is open."""
-    ordered = sorted(events, key=lambda event: event.begin)
-    deeper = {
-        depth: [(event.begin, event.end) for event in ordered if event.depth > depth]
-        for depth in {event.depth for event in ordered}
-    }
-    for event in ordered:
-        for begin, end in gaps(event.begin, event.end, deeper[event.depth]):
-            yield event, begin, end
+def own_times(events: list[VerlEvent]) -> Iterator[tuple[VerlEvent, int, int]]:
+    """The parts of each event in which nothing inside it is open. Of several parts, the one that began last counts."""
+    inner = sorted((event for event in events if not event.is_outer), key=lambda event: (event.begin, -event.end))
+    for event in events:
+        if event.is_outer:
+            yield from ((event, *gap) for gap in gaps(event.begin, event.end, inner))
+    for number, event in enumerate(inner, 1):
+        yield from ((event, *gap) for gap in gaps(event.begin, event.end, inner[number:]))
 
 
-def _turns(
-    begin: int, end: int, known: list[tuple[VerlLine, dict[str, Any]]], timings: list[dict[str, Any]], worker: str
-) -> list[TurnSummary]:
-    """Turns by number. Each lasts until the next begins, the last one until the request ends."""
+def _parts_of_turns(complete: VerlLine, facts: dict[str, Any]) -> Iterator[_Known]:
+    """The parts of turns one after another, for a log that has only the ends of requests."""
+    turn_begin = complete.begin
+    timings = [timing for timing in facts.get("turn_timings") or [] if isinstance(timing, dict)]
+    for number, timing in enumerate(timings):
+        at = turn_begin
+        for key, event in _TIMINGS:
+            lasted = round((number_of(timing, key) or 0.0) * 1e9)
+            at += lasted
+            yield VerlLine(event, at, lasted, complete.worker, complete.request_id, b""), {"turn": number} | timing
+        turn_begin = max(at, turn_begin + round((number_of(timing, "total_duration") or 0.0) * 1e9))
+
+
+def _align(lines: list[VerlLine], window: tuple[int, int]) -> dict[int, int]:
+    """Replace each moment by the first of those that differ only by rounding. Returns what replaces each."""
+    found: dict[int, int] = {}
+    first = -RESOLUTION_NS
+    for moment in sorted((*window, *(moment for line in lines for moment in (line.begin, line.end)))):
+        if moment - first > RESOLUTION_NS:
+            first = moment
+        found[moment] = first
+    for line in lines:
+        line.end, line.d = found[line.end], line.d and found[line.end] - found[line.begin]
+    return found
+
+
+def _turns(known: list[_Known], end: int, worker: str) -> list[TurnSummary]:
+    """Turns by their begins. Each lasts until the next begins, the last one until the request ends."""
     begins: dict[int, int] = {}
     facts: dict[int, dict[str, Any]] = {}
     for line, info in known:
         number = number_of(info, "turn")
-        if number is None or not line.event.startswith("turn_"):
-            continue
-        turn = int(number)
-        begins[turn] = min(begins.get(turn, line.begin), line.begin)
-        facts.setdefault(turn, {}).update(info)
-    at = begin
-    for position, timing in enumerate(timings):
-        number = number_of(timing, "turn")
-        turn = position if number is None else int(number)
-        begins.setdefault(turn, at)
-        facts[turn] = timing | facts.get(turn, {})
-        at = begins[turn] + _length_of(timing)
-    ordered = sorted(begins.items(), key=lambda item: (item[1], item[0]))
-    ends = [*(first for _, first in ordered[1:]), end][: len(ordered)]
-    return [
-        _turn(first, max(first, last), facts[turn], worker) for (turn, first), last in zip(ordered, ends, strict=True)
-    ]
+        if number is not None and line.event.startswith("turn_"):
+            turn = int(number)
+            begins[turn] = min(begins.get(turn, line.begin), line.begin)
+            facts.setdefault(turn, {}).update(info)
+    ordered = sorted((begin, turn) for turn, begin in begins.items())
+    turns = []
+    for (begin, turn), (until, _) in pairwise([*ordered, (end, 0)]):
+        info = facts[turn]
+        turns.append(
+            TurnSummary(
+                t=begin,
+                d=max(until - begin, 0),
+                engine=worker,
+                prompt=_count(info, "prompt_tokens", "generation_prompt_length", "current_sequence_length"),
+                cached=_count(info, "cached_tokens"),
+                sampled=_count(info, "generated_tokens", "sampled_tokens"),
+                finish_reason=str(info.get("finish_reason") or "").lower(),
+                has_tools=bool(info.get("has_tool_calls") or info.get("parsed_tool_calls")),
+            )
+        )
+    return turns
 
 
-def _turn(begin: int, end: int, info: dict[str, Any], worker: str) -> TurnSummary:
-    return TurnSummary(
-        t=begin,
-        d=end - begin,
-        engine=worker,
-        prompt=int(number_of(info, "prompt_tokens", "generation_prompt_length", "current_sequence_length") or 0),
-        cached=int(number_of(info, "cached_tokens") or 0),
-        sampled=int(number_of(info, "generated_tokens", "sampled_tokens") or 0),
-        finish_reason=str(info.get("finish_reason") or "").lower(),
-        has_tools=bool(info.get("has_tool_calls") or info.get("parsed_tool_calls")),
-    )
+def _count(info: dict[str, Any], *keys: str) -> int:
+    return int(number_of(info, *keys) or 0)
 
 
-def _length_of(timing: dict[str, Any]) -> int:
-    if number_of(timing, "total_duration") is not None:
-        return _ns_of(timing, "total_duration")
-    return sum(_ns_of(timing, key) for key, _ in _TIMINGS)
-
-
-def _ns_of(timing: dict[str, Any], key: str) -> int:
-    return round((number_of(timing, key) or 0.0) * 1e9)
-
-
-def _events_of_timings(turns: list[TurnSummary], timings: list[dict[str, Any]]) -> Iterator[VerlEvent]:
-    """The parts of turns one after another, for a log that has only the ends of requests."""
-    for turn, timing in zip(turns, timings, strict=False):
-        at = turn.t
-        for key, phase in _TIMINGS:
-            lasted = _ns_of(timing, key)
-            yield VerlEvent(at, at + lasted, 0, phase, {})
-            at += lasted
-
-
-def _spans(summary: RolloutSummary, events: list[VerlEvent]) -> list[Span]:
+def _spans(summary: RolloutSummary, events: list[VerlEvent]) -> Iterator[Span]:
     """The own time of each event. Time decides the turn: lines of running tools carry the next turn's number."""
-    moments = [summary.t, summary.end, *(moment for turn in summary.turns for moment in (turn.t, turn.t + turn.d))]
-    moments += [moment for event in events for moment in (event.begin, event.end)]
-    aligned = _aligned(moments)
-    summary.t, summary.d = aligned[summary.t], aligned[summary.end] - aligned[summary.t]
-    for turn in summary.turns:
-        turn.t, turn.d = aligned[turn.t], aligned[turn.t + turn.d] - aligned[turn.t]
     begins = [turn.t for turn in summary.turns]
-    events = [event._replace(begin=aligned[event.begin], end=aligned[event.end]) for event in events]
-    spans = []
     for event, left, right in own_times(events):
         begin, end = max(left, summary.t), min(right, summary.end)
         if begin < end:
             number = bisect_right(begins, begin) - 1
             at = {key: value for key, value in event.info.items() if key not in _NOT_INFO}
-            spans.append(
-                Span(name=event.phase, t=begin, d=end - begin, id="", turn=None if number < 0 else number, at=at)
-            )
-    return spans
-
-
-def _aligned(moments: Iterable[int]) -> dict[int, int]:
-    """Map each moment to the first of those that differ only by rounding."""
-    found: dict[int, int] = {}
-    first = -RESOLUTION_NS
-    for moment in sorted(moments):
-        if moment - first > RESOLUTION_NS:
-            first = moment
-        found[moment] = first
-    return found
+            yield Span(name=event.phase, t=begin, d=end - begin, id="", turn=None if number < 0 else number, at=at)
 
 
 def _add_phases(summary: RolloutSummary, spans: list[Span]) -> None:
@@ -209,7 +188,7 @@ def _count_tokens(summary: RolloutSummary, facts: dict[str, Any]) -> None:
     summary.sampled = int(known if known is not None else sum(turn.sampled for turn in turns))
     if len(turns) == 1 and not turns[0].sampled:
         turns[0].sampled = summary.sampled
-    summary.prompt = int(number_of(facts, "prompt_tokens") or sum(turn.prompt for turn in turns))
-    summary.cached = int(number_of(facts, "cached_tokens") or sum(turn.cached for turn in turns))
+    summary.prompt = _count(facts, "prompt_tokens") or sum(turn.prompt for turn in turns)
+    summary.cached = _count(facts, "cached_tokens") or sum(turn.cached for turn in turns)
     reasons = [str(facts.get("finish_reason") or "").lower(), *(turn.finish_reason for turn in turns)]
     summary.is_capped = bool(facts.get("is_capped", any("length" in reason for reason in reasons)))

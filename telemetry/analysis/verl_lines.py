@@ -33,30 +33,23 @@ PADDINGS = tuple(f"{event}_padding" for event in ABORTS)
 RESOLUTION_NS = 2_000
 """Times are written in microseconds: moments no further apart than this are equal."""
 
-CONTAINER, STATE, _PART, _OWN = range(4)
-_DEPTHS = {
-    **dict.fromkeys((COMPLETE, *ABORTS, "main_loop", "turn_end"), CONTAINER),
-    "pending_state_handling": STATE,
-    "tool_calling_state": STATE,
-    "interacting_state": STATE,
-    "turn_pre_process": STATE,
-    "turn_engine_call": STATE,
-    "turn_post_process": STATE,
-    "reward_calculation": STATE,
-    "finalization": STATE,
-    "tool_creation_pending_state": _PART,
-    "interaction_start_pending_state": _PART,
-    "tool_execution": _PART,
-    "tool_response_processing": _PART,
-    "engine_generate_setup": _PART,
-    "engine_async_generate_actual": _PART,
-    "turn_tool_parsing": _PART,
-    "interaction_response": _PART,
+CONTAINERS = {COMPLETE, *ABORTS, "main_loop", "turn_end"}
+"""Events of a request that only group others."""
+STATES = {
+    "pending_state_handling",
+    "tool_calling_state",
+    "interacting_state",
+    "turn_pre_process",
+    "turn_engine_call",
+    "turn_post_process",
+    "reward_calculation",
+    "finalization",
 }
-"""Nesting depth of a request's events: at each moment the deepest counts. Unknown events are deepest."""
-
-WORKER_DEPTHS = {MONITORING: 0, "async_generate_duration": 0, "engine_async_generate": 1}
-"""Depths of a worker's own events. Anything else it does meanwhile is deeper and counts instead."""
+"""Events of a request of which only one is open at a time."""
+OUTER = {*STATES, MONITORING, "async_generate_duration"}
+"""Anything else that a request or worker does meanwhile is a part of these, and counts instead."""
+GENERATION = (MONITORING, "async_generate_duration", "engine_async_generate")
+"""Events during which a worker generates, the most exact first."""
 
 _PHASES = {
     "turn_engine_call": "engine",
@@ -68,11 +61,6 @@ _PHASES = {
     MONITORING: "async_generate",
 }
 """Events that have another name in reports. All others keep their name, without ``_duration``."""
-
-
-def depth_of(event: str) -> int:
-    """Nesting depth of a request's event."""
-    return _DEPTHS.get(event, _OWN)
 
 
 def phase_of(event: str) -> str:

@@ -18,18 +18,16 @@ from forebay.telemetry.analysis.verl_attempts import VerlEvent, attempt_of, own_
 from forebay.telemetry.analysis.verl_lines import (
     ABORTS,
     COMPLETE,
+    GENERATION,
     LENGTH_STATS,
     MONITORING,
     PADDINGS,
     STEP_TOTAL,
-    WORKER_DEPTHS,
     VerlLine,
     number_of,
-    phase_of,
     read_lines,
 )
 from forebay.telemetry.attempts import Attempt
-from forebay.telemetry.tracing.exclusive_time import exclusive_shares
 from forebay.telemetry.tracing.read_trace import BadLines
 
 MAX_DEPTH = 3
@@ -188,7 +186,7 @@ class _StepLines:
 
     def _window(self, worker: str) -> tuple[int, int]:
         """When ``worker`` generated. The time of an aborted request is clipped to this."""
-        for event in WORKER_DEPTHS:
+        for event in GENERATION:
             spans = [
                 (line.begin, line.end) for line in self.by_worker.get(worker, []) if line.event == event and line.d
             ]
@@ -198,17 +196,11 @@ class _StepLines:
 
 
 def _phases_of_worker(own: list[VerlLine]) -> dict[str, float]:
-    events = [
-        VerlEvent(line.begin, line.end, WORKER_DEPTHS.get(line.event, 2), phase_of(line.event), {})
-        for line in own
-        if line.d is not None
-    ]
-    if not events:
-        return {}
-    intervals = [(event.phase, begin, end, "", "") for event, begin, end in own_times(events)]
-    begin, end = min(event.begin for event in events), max(event.end for event in events)
-    shares = dict.fromkeys((event.phase for event in events), 0.0) | exclusive_shares(intervals, begin, end)
-    return {name: share * NS for name, share in shares.items()}
+    events = [VerlEvent.of(line, {}) for line in own if line.d is not None]
+    phases = {event.phase: 0.0 for event in events}
+    for event, begin, end in own_times(events):
+        phases[event.phase] += (end - begin) * NS
+    return phases
 
 
 def _add_unlisted(step: ProfileStep, worker: str, own: list[VerlLine]) -> bool:
