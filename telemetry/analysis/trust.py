@@ -1,5 +1,6 @@
 """Whether the data of a log can be true. Findings that would rest on data that cannot be are not reported."""
 
+from collections import Counter
 from itertools import pairwise
 from statistics import median
 
@@ -16,7 +17,7 @@ _MILLISECONDS = 100
 _SEVERAL = 0.1
 """A step is doubted if this share of its requests is; below, only these requests are."""
 _NAMED = 5
-_NOT_ALONE = ("reward_duration", MONITORING, STEP_TOTAL)
+_NOT_ALONE = {"reward_duration", MONITORING, STEP_TOTAL}
 
 
 class Distrust:
@@ -108,12 +109,14 @@ def times_too_long(lines: list[VerlLine], event: str = COMPLETE) -> float:
     claimed = whole.d / max(whole.end - min(starts), 1) if starts else 0.0
     if claimed > _MILLISECONDS:  # a start may be logged late, so only a wrong unit is certain
         return claimed
-    events = [line.event for line in lines]
+    # verl runs these alone: a state of a request, or a phase that a worker has once.
+    once = {event for event, number in Counter(line.event for line in lines).items() if number == 1}
+    alone = STATES | {event for event in once - _NOT_ALONE if event.endswith("_duration")}
     least, most = whole.begin + RESOLUTION_NS, whole.end + RESOLUTION_NS
     parts = [
         (line.end - line.d, line.end)
         for line in lines
-        if line.d and least < line.end <= most and (line.d > whole.d or _is_sequential(line.event, events))
+        if line.d and least < line.end <= most and (line.d > whole.d or line.event in alone)
     ]
     total, first, last = 0, 0, 0
     for begin, end in sorted(parts):
@@ -121,10 +124,3 @@ def times_too_long(lines: list[VerlLine], event: str = COMPLETE) -> float:
             total += end - (begin if begin > first + RESOLUTION_NS else last)
             first, last = begin, end
     return total / whole.d
-
-
-def _is_sequential(event: str, events: list[str]) -> bool:
-    """Whether verl runs ``event`` alone: a state of a request, or a phase that a worker has once."""
-    if event.endswith("_duration"):
-        return event not in _NOT_ALONE and events.count(event) == 1
-    return event in STATES

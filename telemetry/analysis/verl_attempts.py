@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from forebay.telemetry.analysis.intervals import gaps
 from forebay.telemetry.analysis.verl_lines import (
@@ -20,7 +20,6 @@ from forebay.telemetry.attempts import Attempt, Writer
 from forebay.telemetry.tracing.exclusive_time import PlainInterval, TurnInterval, rollout_shares
 from forebay.telemetry.tracing.records import RolloutSummary, Span, TurnSummary
 
-_ENGINE = "engine"
 _Known = tuple[VerlLine, dict[str, Any]]
 _NOT_INFO = {"request_id", "turn"}
 _TIMINGS = (
@@ -28,22 +27,6 @@ _TIMINGS = (
     ("engine_call_duration", "turn_engine_call"),
     ("post_process_duration", "turn_post_process"),
 )
-
-
-class VerlEvent(NamedTuple):
-    """An event from ``begin`` to ``end``, in ns."""
-
-    begin: int
-    end: int
-    phase: str
-    info: dict[str, Any]
-    is_outer: bool
-    """Whether its parts count instead of it, whenever they begin."""
-
-    @classmethod
-    def of(cls, line: VerlLine, info: dict[str, Any]) -> "VerlEvent":
-        """The event that ``line`` describes."""
-        return cls(line.begin, line.end, phase_of(line.event), info, line.event in OUTER)
 
 
 def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], has_ends: bool) -> Attempt:
@@ -78,7 +61,7 @@ def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], 
         turns=_turns(known, end, worker),
     )
     _count_tokens(summary, facts)
-    events = [VerlEvent.of(line, info) for line, info in known if line.d and line.event not in CONTAINERS]
+    events = [(line, info) for line, info in known if line.d and line.event not in CONTAINERS]
     spans = list(_spans(summary, events))
     _add_phases(summary, spans)
     writer = Writer(worker)
@@ -87,14 +70,15 @@ def attempt_of(request_id: str, lines: list[VerlLine], window: tuple[int, int], 
     return attempt
 
 
-def own_times(events: list[VerlEvent]) -> Iterator[tuple[VerlEvent, int, int]]:
+def own_times(known: list[_Known]) -> Iterator[tuple[VerlLine, dict[str, Any], int, int]]:
     """The parts of each event in which nothing inside it is open. Of several parts, the one that began last counts."""
-    inner = sorted((event for event in events if not event.is_outer), key=lambda event: (event.begin, -event.end))
-    for event in events:
-        if event.is_outer:
-            yield from ((event, *gap) for gap in gaps(event.begin, event.end, inner))
-    for number, event in enumerate(inner, 1):
-        yield from ((event, *gap) for gap in gaps(event.begin, event.end, inner[number:]))
+    parts = [(line.begin, line.end, line, info) for line, info in known if line.event not in OUTER]
+    parts.sort(key=lambda part: (part[0], -part[1]))
+    for line, info in known:
+        if line.event in OUTER:
+            yield from ((line, info, *gap) for gap in gaps(line.begin, line.end, parts))
+    for number, (begin, end, line, info) in enumerate(parts, 1):
+        yield from ((line, info, *gap) for gap in gaps(begin, end, parts[number:]))
 
 
 def _parts_of_turns(complete: VerlLine, facts: dict[str, Any]) -> Iterator[_Known]:
@@ -156,15 +140,15 @@ def _count(info: dict[str, Any], *keys: str) -> int:
     return int(number_of(info, *keys) or 0)
 
 
-def _spans(summary: RolloutSummary, events: list[VerlEvent]) -> Iterator[Span]:
+def _spans(summary: RolloutSummary, events: list[_Known]) -> Iterator[Span]:
     """The own time of each event. Time decides the turn: lines of running tools carry the next turn's number."""
     begins = [turn.t for turn in summary.turns]
-    for event, left, right in own_times(events):
+    for line, info, left, right in own_times(events):
         begin, end = max(left, summary.t), min(right, summary.end)
         if begin < end:
-            number = bisect_right(begins, begin) - 1
-            at = {key: value for key, value in event.info.items() if key not in _NOT_INFO}
-            yield Span(name=event.phase, t=begin, d=end - begin, id="", turn=None if number < 0 else number, at=at)
+            name, number = phase_of(line.event), bisect_right(begins, begin) - 1
+            at = {key: value for key, value in info.items() if key not in _NOT_INFO}
+            yield Span(name=name, t=begin, d=end - begin, id="", turn=None if number < 0 else number, at=at)
 
 
 def _add_phases(summary: RolloutSummary, spans: list[Span]) -> None:
@@ -172,7 +156,7 @@ def _add_phases(summary: RolloutSummary, spans: list[Span]) -> None:
     intervals: list[PlainInterval] = [(span.name, span.t, span.t + span.d, "", "") for span in spans]
     marks = []
     for number, turn in enumerate(summary.turns):
-        calls = [end for name, begin, end, _, _ in intervals if name == _ENGINE and turn.t <= begin < turn.t + turn.d]
+        calls = [end for name, begin, end, _, _ in intervals if name == "engine" and turn.t <= begin < turn.t + turn.d]
         marks.append(TurnInterval(number, turn.t, max(calls, default=turn.t), turn.has_tools))
     for of_turn, shares in rollout_shares(intervals, marks, summary.t, summary.end).items():
         phases = {name: round(share) for name, share in shares.items()}
@@ -184,8 +168,8 @@ def _add_phases(summary: RolloutSummary, spans: list[Span]) -> None:
 
 def _count_tokens(summary: RolloutSummary, facts: dict[str, Any]) -> None:
     turns = summary.turns
-    known = number_of(facts, "actual_response_tokens", "response_length")
-    summary.sampled = int(known if known is not None else sum(turn.sampled for turn in turns))
+    sampled = _count(facts, "actual_response_tokens", "response_length")
+    summary.sampled = sampled or sum(turn.sampled for turn in turns)
     if len(turns) == 1 and not turns[0].sampled:
         turns[0].sampled = summary.sampled
     summary.prompt = _count(facts, "prompt_tokens") or sum(turn.prompt for turn in turns)

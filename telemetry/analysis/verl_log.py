@@ -14,7 +14,7 @@ from forebay.core.errors import InvalidInput
 from forebay.telemetry.analysis.requests import request_of
 from forebay.telemetry.analysis.timeline import NS, ProfileStep
 from forebay.telemetry.analysis.trust import CLEARLY, times_too_long
-from forebay.telemetry.analysis.verl_attempts import VerlEvent, attempt_of, own_times
+from forebay.telemetry.analysis.verl_attempts import attempt_of, own_times
 from forebay.telemetry.analysis.verl_lines import (
     ABORTS,
     COMPLETE,
@@ -25,6 +25,7 @@ from forebay.telemetry.analysis.verl_lines import (
     STEP_TOTAL,
     VerlLine,
     number_of,
+    phase_of,
     read_lines,
 )
 from forebay.telemetry.attempts import Attempt
@@ -125,10 +126,7 @@ class _StepLines:
         self._begin, self._end = 1 << 63, 0
 
     def add(self, line: VerlLine) -> None:
-        if (begin := line.begin) < self._begin:
-            self._begin = begin
-        if line.end > self._end:
-            self._end = line.end
+        self._begin, self._end = min(self._begin, line.begin), max(self._end, line.end)
         if line.event == STEP_TOTAL and line.d is not None:
             self.totals.append(line)
         elif line.event in PADDINGS:
@@ -159,9 +157,8 @@ class _StepLines:
                 step.overlong[""] = times
             if phases := _phases_of_worker(own):
                 step.worker_phases[worker] = phases
-            for line in own:
-                if line.event == LENGTH_STATS:
-                    step.response_tokens += _lengths(line.info)
+            stats = [line.info for line in own if line.event == LENGTH_STATS]
+            step.response_tokens += [length for info in stats for length in _lengths(info)]
         # The longest answer that was stopped for its length.
         step.length_cap = max((each.sampled_tokens for each in step.requests if each.is_capped), default=0) or None
         return step
@@ -187,19 +184,17 @@ class _StepLines:
     def _window(self, worker: str) -> tuple[int, int]:
         """When ``worker`` generated. The time of an aborted request is clipped to this."""
         for event in GENERATION:
-            spans = [
-                (line.begin, line.end) for line in self.by_worker.get(worker, []) if line.event == event and line.d
-            ]
-            if spans:
-                return min(spans)[0], max(end for _, end in spans)
+            own = [line for line in self.by_worker[worker] if line.event == event and line.d]
+            if own:
+                return min(line.begin for line in own), max(line.end for line in own)
         return self._bounds()
 
 
 def _phases_of_worker(own: list[VerlLine]) -> dict[str, float]:
-    events = [VerlEvent.of(line, {}) for line in own if line.d is not None]
-    phases = {event.phase: 0.0 for event in events}
-    for event, begin, end in own_times(events):
-        phases[event.phase] += (end - begin) * NS
+    timed = [(line, line.info) for line in own if line.d is not None]
+    phases = {phase_of(line.event): 0.0 for line, _ in timed}
+    for line, _, begin, end in own_times(timed):
+        phases[phase_of(line.event)] += (end - begin) * NS
     return phases
 
 
