@@ -159,6 +159,7 @@ SHORT = {
     "replay/engine/pytest_plugin.py": "what pytest loads in every session, without an engine",
     "replay/substitutes.py": "the one rule of repeat, for whatever is numbered",
     "server/cli/demo/child.py": "a main",
+    "telemetry/visible_text.py": "the one rule of what may reach a terminal, from the log to pages and tables",
 }
 """Modules below 40 lines, and why each of them is one."""
 
