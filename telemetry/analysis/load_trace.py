@@ -101,16 +101,11 @@ class TraceTimeline:
     def _last(self) -> Iterator[ProfileStep]:
         requests = self._requests(self._left_over)
         is_open = any(request.ending == "open" for request in requests) or bool(self._index.open_reads)
-        if not requests:
-            return
-        if self._steps and not is_open:
-            note = (
-                f"{len(requests)} requests of {len(self._left_over)} groups ended after the last read: "
-                "they belong to no step."
-            )
-            self.notes += [note] if note not in self.notes else []
-            return
-        yield self._open_step(requests, is_open=is_open)
+        if requests and (is_open or not self._steps):
+            yield self._open_step(requests, is_open=is_open)
+        elif requests:
+            ended = f"{len(requests)} requests of {len(self._left_over)} groups ended after the last read"
+            self.notes.append(f"{ended}: they belong to no step.")
 
     def _open_step(self, requests: list[Request], *, is_open: bool) -> ProfileStep:
         before = self._steps[-1] if self._steps else None
@@ -165,37 +160,20 @@ def _name_after(before: StepPlan | None) -> str:
 
 
 def _add_reads(step: ProfileStep, reads: Sequence[Read]) -> None:
-    step.reads = [_read_times(read) for read in reads]
+    step.delivery_phases = {"hooks": 0.0, "write": 0.0, "delivery": 0.0}
+    for read in reads:
+        satisfied = satisfied_of(read)
+        judged = max(read.judged, satisfied)
+        sent = max(end_of(read), read.first_byte, judged)
+        # If the trainer polls, the hooks run only when it asks again.
+        step.delivery_phases["hooks"] += max(0, judged - max(satisfied, read.last_asked)) * NS
+        step.delivery_phases["write"] += read.disk * NS
+        step.delivery_phases["delivery"] += max(0, sent - judged - read.disk) * NS
+        asked = min(read.t, satisfied)
+        step.reads.append(ReadTimes(asked * NS, satisfied * NS, sent * NS, by=read.by, groups=read.groups))
     step.asked_s = min(max(min(read.asked_s for read in step.reads), step.begin_s), step.end_s)
     last = max(step.reads, key=lambda read: read.satisfied_s)
     step.satisfied_s, step.released_by = max(last.satisfied_s, step.asked_s), last.by
-    step.delivery_phases = {
-        "hooks": sum(map(_hooks_s, step.reads, reads)),
-        "write": sum(read.disk for read in reads) * NS,
-        "delivery": sum(
-            max(0.0, times.sent_s - times.judged_s - read.disk * NS)
-            for times, read in zip(step.reads, reads, strict=True)
-        ),
-    }
-
-
-def _hooks_s(times: ReadTimes, read: Read) -> float:
-    """How long the hooks took. If the trainer polls, they run only when it asks again."""
-    return max(0.0, times.judged_s - max(times.satisfied_s, read.last_asked * NS))
-
-
-def _read_times(read: Read) -> ReadTimes:
-    satisfied = satisfied_of(read)
-    judged = max(read.judged, satisfied)
-    sent = max(end_of(read), read.first_byte, judged)
-    return ReadTimes(
-        min(read.t, satisfied) * NS,
-        satisfied * NS,
-        judged * NS,
-        sent * NS,
-        by=read.by,
-        groups=list(read.groups),
-    )
 
 
 def _notes(index: TraceIndex) -> Iterator[str]:

@@ -135,8 +135,6 @@ class ReadTimes:
     asked_s: float
     satisfied_s: float
     """When the groups of the reply were ready."""
-    judged_s: float
-    """When the hooks returned."""
     sent_s: float
     by: str = ""
     """The group that it waited for last; "" if it did not wait."""

@@ -63,7 +63,7 @@ def test_a_step_trains_waits_and_sends(trace: PlantedTrace) -> None:
 
 
 def test_ranks_that_wait_at_once_wait_once() -> None:
-    reads = [ReadTimes(10, 20, 20, 22), ReadTimes(12, 25, 25, 30), ReadTimes(40, 45, 45, 50)]
+    reads = [ReadTimes(10, 20, 22), ReadTimes(12, 25, 30), ReadTimes(40, 45, 50)]
     step = ProfileStep("1", 0, 50, asked_s=10, satisfied_s=45, reads=reads)
     summary = summarise(step, critical_path(step))
     assert (summary.wait_s, summary.send_s, summary.train_s) == pytest.approx((15 + 5, 5 + 5, 10 + 10))
@@ -141,7 +141,7 @@ def test_a_path_adds_up_to_its_wait_and_has_no_hole(
     if is_ready:
         step.ready_s = {"a": min(end, satisfied)}
     if has_reads:
-        step.reads = [ReadTimes(asked, satisfied, satisfied, step.end_s, groups=["a"])]
+        step.reads = [ReadTimes(asked, satisfied, step.end_s, groups=["a"])]
     parts = critical_path(step).parts
     assert sum(part.seconds for part in parts) == pytest.approx(waited, rel=0.01, abs=1e-6)
     for before, after in pairwise(parts):
