@@ -63,7 +63,8 @@ class TraceIndex:
             if isinstance(line.record, RolloutSummary) and line.record.engine:
                 own = self.busy.setdefault(line.record.engine, array("q"))
                 own.extend((line.record.t, line.record.t + line.record.d))
-        self._add_standstills()
+        for (process, _, begin), stall in sorted(self._stalls.items(), key=lambda item: item[1].t):
+            self.standstills.append(Standstill(process, begin * NS, (begin + stall.d) * NS, stall.stack))
         begun = [group.begun for group in self.groups.values() if group.begun] + [read.t for read in self.reads]
         self.first_ns = min(begun, default=0)
 
@@ -110,7 +111,3 @@ class TraceIndex:
         if known is None or record.d >= known.d:
             record.stack = record.stack or (known.stack if known else [])
             self._stalls[key] = record
-
-    def _add_standstills(self) -> None:
-        for (process, _, begin), stall in sorted(self._stalls.items(), key=lambda item: item[1].t):
-            self.standstills.append(Standstill(process, begin * NS, (begin + stall.d) * NS, stall.stack))

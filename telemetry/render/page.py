@@ -101,14 +101,13 @@ def _head(report: ProfileReport, sections: Sequence[PageSection]) -> Iterator[st
             yield f'<a href="#{section.anchor}">{_text(section.title)}</a>'
     if any(section.is_step for section in sections):
         yield '<label>Step <select id="steps">'
-        yield from (_option(section) for section in sections if section.is_step)
+        for section in sections:
+            if section.is_step:
+                selected = " selected" if section.is_first else ""
+                name = _text(section.title.removeprefix("Step "))
+                yield f'<option value="{section.anchor}"{selected}>{name}</option>'
         yield "</select></label>"
     yield "</nav></header>\n"
-
-
-def _option(section: PageSection) -> str:
-    selected = " selected" if section.is_first else ""
-    return f'<option value="{section.anchor}"{selected}>{_text(section.title.removeprefix("Step "))}</option>'
 
 
 def _figures(blocks: Sequence[Block]) -> Iterator[FigureBlock]:
