@@ -81,8 +81,8 @@ class Distrust:
         names = [name for _, _, name in self._bounds if name in steps]
         named = f" ({', '.join(names)})" if len(names) <= _NAMED else ""
         unit = "; durations seem to be milliseconds, not seconds" if median(steps.values()) > _MILLISECONDS else ""
-        where = f"In {len(names)} of {len(self._bounds)} steps{named}"
-        return f"{where}, {what}{unit}. There are no findings about these steps."
+        where = f"{len(names)} of {len(self._bounds)} steps{named}"
+        return f"In {where}, {what}{unit}. There are no findings about these steps."
 
     def _lacks_tokens(self) -> bool:
         return 2 * self._num_uncounted > self._num_calls

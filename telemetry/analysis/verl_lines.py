@@ -93,10 +93,7 @@ class VerlLine:
 
 
 def read_lines(path: Path, worker: str, on_bad_line: OnBadLine) -> Iterator[VerlLine]:
-    """The lines of one file, which may be compressed with gzip. Invalid lines go to ``on_bad_line``.
-
-    ``worker`` is used if a line names none.
-    """
+    """The lines of a file, maybe compressed. Those that name no worker are of ``worker``; invalid ones are reported."""
     number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:

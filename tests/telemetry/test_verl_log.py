@@ -161,6 +161,18 @@ def test_a_part_of_an_event_counts_once_and_as_itself(write: Write) -> None:
     assert turn.phases == pytest.approx(request.phases)
 
 
+def test_an_event_of_ones_own_counts_where_nothing_lies_inside_it(write: Write) -> None:
+    request = only_request(
+        write(
+            of_request("my_call", 8, 2.0),
+            of_request("tool_execution", 9, 4.0, turn=0),
+            of_request("my_rollout", 12, 12.0),
+            of_request("async_rollout_request_complete", 12, 12.0),
+        )
+    )
+    assert request.phases == pytest.approx({"my_call": 2.0, "tool": 2.0, "my_rollout": 8.0})
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_phases_and_events_add_up_to_the_request_however_its_lines_overlap(write: Write, seed: int) -> None:
     rng = random.Random(seed)
