@@ -136,14 +136,12 @@ def _add_findings(report: ProfileReport, run: _WholeRun) -> None:
     report.whatifs = run.what_ifs.results()
     report.engines = run.engines.figures()
     report.lanes = run.costliest.results()
-    report.constant_phases = step_trends.constant_phases(steps)
-    constant = step_trends.of_constant_phases(report.constant_phases, steps)
+    constant = step_trends.constant_phases(steps)
     over_steps = step_trends.over_steps(steps, run.found, run.unsure)
     found = [each for each in (*run.found, *over_steps, *constant) if not run.distrust.hides(each)]
     report.notes += run.distrust.notes()
     report.findings = [*run.failures.findings(steps), *ranked(found, steps)]
     report.sentences = [*run.failures.sentences(), *step_summary.over_steps(steps), *run.what_ifs.sentences()]
-    report.sentences += [phase.sentence for phase in report.constant_phases]
 
 
 def _worst(outliers: list[OutlierRequest]) -> list[OutlierRequest]:

@@ -212,15 +212,6 @@ class StepLanes(msgspec.Struct, kw_only=True):
     """From each moment on, relative to the step's begin: the number of requests that were running."""
 
 
-class ConstantPhase(msgspec.Struct, kw_only=True):
-    """A phase whose duration does not depend on how much was generated."""
-
-    name: str
-    mean_s: float
-    cv: float
-    sentence: str
-
-
 class WhatIf(msgspec.Struct, kw_only=True):
     """What a lower cap, or waiting for fewer requests, would save."""
 
@@ -253,7 +244,6 @@ class ProfileReport(msgspec.Struct, kw_only=True):
     """Mean over steps, in percent; 100 in all."""
     phase_shares_by_time: dict[str, float] = {}
     """Weighted by the time of each step."""
-    constant_phases: list[ConstantPhase] = []
     steps: list[StepSummary] = []
     curves: list[CompletionCurve] = []
     gaps: list[Gap] = []

@@ -6,7 +6,6 @@ from typing import Any
 from forebay.telemetry.analysis.lanes import MOST_LANES, MOST_STEPS
 from forebay.telemetry.analysis.report import (
     CompletionCurve,
-    ConstantPhase,
     EngineFigures,
     EventPath,
     Finding,
@@ -57,14 +56,6 @@ def make_report(num_steps: int = 8, num_workers: int = 4, num_ends: int = 128, *
         "num_problems": 1,
         "phase_shares": SHARES,
         "phase_shares_by_time": SHARES,
-        "constant_phases": [
-            ConstantPhase(
-                name="preprocessing",
-                mean_s=1.2,
-                cv=0.02,
-                sentence="preprocessing takes 1.2 s, however long the answers are.",
-            )
-        ],
         "steps": steps,
         "curves": [curve for step in steps for curve in _curves(step, workers, rng, num_ends)],
         "gaps": [_gap(slow.name, workers[0])],

@@ -32,7 +32,7 @@ _ALIKE, _MOST_SLOW = 0.2, 0.8
 """An engine was silent if slow calls took the same seconds longer, with this scatter, and some were not slow …"""
 _TOGETHER = 0.8
 """… if the slow calls were open together for this share of these seconds …"""
-_SILENT_SHARE = 0.3
+_SILENT_SHARE = 0.2
 """… and if these calls are of this share of its requests."""
 _TRIMMED = 0.1
 """This share of an engine's calls, the slowest, is left out: a single stall is no slow engine."""
@@ -95,14 +95,12 @@ class EngineBook:
     def __init__(
         self,
         requests: Sequence[Request],
-        stalls: Sequence[tuple[str, float, float]] = (),
         earlier: Mapping[str, Sequence[WorkCall]] = MappingProxyType({}),
         shared: Sequence[SharedEngine] = (),
     ) -> None:
-        """``stalls``: when engines were silent; calls that were open then do not make an engine slow.
+        """``earlier``: calls of earlier steps, which help to judge an engine that has few.
 
-        ``earlier``: calls of earlier steps, which help to judge an engine that has few. ``shared``: when other runs
-        used the engines; such calls are compared with those of other times.
+        ``shared``: when other runs used the engines; such calls are compared with those of other times.
         """
         self._shared, self._earlier = shared, earlier
         self.calls = [call for request in requests for call in calls_of(request) if call.work_s > 0]
@@ -110,10 +108,8 @@ class EngineBook:
         self._num_requests = len(requests)
         self._by_engine: dict[str, list[WorkCall]] = defaultdict(list)
         for call in sorted(self.calls, key=lambda call: call.begin_s):
-            if not any(
-                call.engine == name and call.begin_s < end and call.end_s > begin for name, begin, end in stalls
-            ):
-                self._by_engine[self._place_of(call)].append(call)
+            self._by_engine[self._place_of(call)].append(call)
+        here = {name: list(own) for name, own in self._by_engine.items() if name != SHARED}
         for name in earlier if SHARED in self._by_engine else self._by_engine.keys() & earlier.keys():
             own = self._by_engine[name]
             own[:0] = earlier[name][len(own) - _FEW_CALLS :] if len(own) < _FEW_CALLS else ()
@@ -124,10 +120,7 @@ class EngineBook:
             self._draw([call for name in self._fast for call in self._by_engine[name]])
         scores = self._scores() if slow else {}
         self.slow = {name: self._slow(name, scores[name]) for name in sorted(slow) if scores[name] > SLOWER}
-        here: dict[str, list[WorkCall]] = defaultdict(list)
-        for call in self.calls:
-            here[self._place_of(call)].append(call)
-        silent = ((name, self._silence(name, own)) for name, own in here.items() if name != SHARED)
+        silent = ((name, self._silence(name, own)) for name, own in here.items())
         self.slow |= {name: silence for name, silence in silent if silence is not None}
 
     def expected_s(self, call: WorkCall) -> float:
@@ -311,7 +304,10 @@ def calls_of(request: Request) -> list[WorkCall]:
 def _call(turn: TurnTimes, request: Request) -> WorkCall:
     phases = turn.phases
     decode_s, prefill_s, outside_s = phases.get("decode"), phases.get("prefill"), phases.get("engine", 0.0)
+    work_s = outside_s + (decode_s or 0.0) + (prefill_s or 0.0)
     is_reported = decode_s is not None or prefill_s is not None
+    if not is_reported and turn.engine_s is not None:  # a total, without its parts
+        is_reported, decode_s, outside_s = True, turn.engine_s, max(0.0, outside_s - turn.engine_s)
     return WorkCall(
         turn.engine or request.worker,
         request.request_id,
@@ -321,7 +317,7 @@ def _call(turn: TurnTimes, request: Request) -> WorkCall:
         turn.sampled_tokens,
         turn.prompt_tokens,
         turn.cached_tokens,
-        outside_s + (decode_s or 0.0) + (prefill_s or 0.0),
+        work_s,
         phases.get("engine_queue", 0.0),
         decode_s,
         prefill_s,

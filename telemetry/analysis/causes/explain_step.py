@@ -48,7 +48,7 @@ def explain(
     earlier: Mapping[str, Sequence[WorkCall]],
 ) -> ExplainedStep:
     """Name what ``step`` waited for along ``path``. ``earlier``: calls of earlier steps by engine."""
-    usual = UsualRequest(step, gaps, earlier)
+    usual = UsualRequest(step, earlier)
     explained = ExplainedStep(usual.book)
     whole = list(step_findings.costs_of(step, summary, path))
     barrier = step_findings.late_worker(step, summary, path, usual.book.slow)

@@ -10,8 +10,6 @@ from itertools import pairwise
 
 from forebay.telemetry.analysis.causes.engine_book import EngineBook, WorkCall, calls_of
 from forebay.telemetry.analysis.causes.kinds import ENGINE, PURPOSE_S, PURPOSE_SHARE, kind_of
-from forebay.telemetry.analysis.intervals import covered_within
-from forebay.telemetry.analysis.report import Gap
 from forebay.telemetry.analysis.robust import deviation_of, median, percentile
 from forebay.telemetry.analysis.timeline import ProfileStep, Request
 
@@ -69,11 +67,9 @@ class Excess:
 class UsualRequest:
     """The usual times of a step's requests."""
 
-    def __init__(self, step: ProfileStep, gaps: Sequence[Gap], earlier: Mapping[str, Sequence[WorkCall]]) -> None:
+    def __init__(self, step: ProfileStep, earlier: Mapping[str, Sequence[WorkCall]]) -> None:
         self.requests = [each for each in step.requests if each.ending in ("finished", "failed")] or step.requests
-        begin_s = min((request.begin_s for request in step.requests), default=step.begin_s)
-        self._gaps = [(gap.worker, begin_s + gap.begin_s, begin_s + gap.end_s) for gap in gaps]
-        self.book = EngineBook(self.requests, self._gaps, earlier, step.shared)
+        self.book = EngineBook(self.requests, earlier, step.shared)
         self.duration_s = median([request.duration_s for request in self.requests])
         self.tokens = median([float(request.sampled_tokens) for request in self.requests])
         self._needs = {request.request_id: 0.0 for request in self.requests}
@@ -141,7 +137,7 @@ class UsualRequest:
             turn = longest.turn if numbered else None
             yield Excess("long_answer", {"engine": seconds}, turn, longest.engine, is_sure=self._is_long(request))
         elif self._is_slow(worst):
-            cause = "stalled_engine" if self._is_stall(request, worst, calls) else "slow_rate"
+            cause = "stalled_engine" if self._is_stall(worst, calls) else "slow_rate"
             yield Excess(cause, {"engine": slow_s}, worst.turn if numbered else None, worst.engine)
 
     def _beyond_s(self, call: WorkCall) -> float:
@@ -161,11 +157,7 @@ class UsualRequest:
         ratio = call.work_s / needed_s if needed_s > 0 else 1.0
         return ratio > _MIN_SLOWER and deviation_of(ratio, self._ratios, _CALL_SPREAD, _MAX_SPREAD) > MIN_DEVIATION
 
-    def _is_stall(self, request: Request, worst: WorkCall, calls: Sequence[WorkCall]) -> bool:
-        beyond_s = self._beyond_s(worst)
-        # Waiting for the trainer's weights and the like are other phases, so this excess was spent in the engine.
-        if any(_overlap_s(request, gap) >= _HALF * beyond_s > 0 for gap in self._gaps if gap[0] == request.worker):
-            return True
+    def _is_stall(self, worst: WorkCall, calls: Sequence[WorkCall]) -> bool:
         ratios = {call.turn: call.work_s / max(self.book.expected_s(call), 1e-9) for call in calls}
         others = [ratio for turn, ratio in ratios.items() if turn != worst.turn]
         is_alone = not others or max(others) >= ratios[worst.turn] / 2
@@ -209,13 +201,6 @@ def _times_of(request: Request, phase: str) -> list[float]:
     found = [seconds for turn in request.turns if (seconds := turn.phases.get(phase, 0.0)) > 0]
     outside_s = request.phases.get(phase, 0.0) - sum(found)
     return [*found, outside_s] if outside_s > 1e-6 else found
-
-
-def _overlap_s(request: Request, gap: tuple[str, float, float]) -> float:
-    _, begin_s, end_s = gap
-    working = [event for event in request.events if event.name in ENGINE]
-    spans = [(event.begin_s, event.end_s) for event in working] or [(request.begin_s, request.end_s)]
-    return covered_within(spans, begin_s, end_s)
 
 
 def worst_turn(request: Request, phases: Iterable[str]) -> int | None:

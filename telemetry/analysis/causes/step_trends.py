@@ -7,9 +7,9 @@ from statistics import fmean
 from forebay.telemetry.analysis.causes.kinds import ENGINE, MIN_S, MIN_SHARE
 from forebay.telemetry.analysis.causes.request_excess import MIN_DEVIATION
 from forebay.telemetry.analysis.causes.wording import of_run, of_step
-from forebay.telemetry.analysis.report import ConstantPhase, EventPath, Finding, StepSummary
+from forebay.telemetry.analysis.report import EventPath, Finding, StepSummary
 from forebay.telemetry.analysis.robust import correlation, deviation_of, log_deviations, median, variation
-from forebay.telemetry.numbers import seconds_text, share_text
+from forebay.telemetry.numbers import seconds_text
 
 MIN_STEPS = 5
 _HALF = 0.5
@@ -23,8 +23,6 @@ MAX_VARIATION = 0.10
 MAX_CORRELATION = 0.5
 _CLEARLY_LESS = 0.3
 """A phase that varies by this share of what the tokens do does not depend on them: few steps correlate by chance."""
-_MIN_PERCENT = 1.0
-"""Phases below this share are not mentioned."""
 _MIN_TOKEN_VARIATION = 0.02
 """If all steps generate the same number of tokens, nothing can be said to depend on it."""
 
@@ -148,37 +146,17 @@ def _slowing(steps: Sequence[StepSummary], phase: str, values: str, beyond: Sequ
         yield finding
 
 
-def constant_phases(steps: Sequence[StepSummary]) -> list[ConstantPhase]:
-    """Phases of workers that take the same time however much is generated, longest first."""
+def constant_phases(steps: Sequence[StepSummary]) -> Iterator[Finding]:
+    """Phases of workers that take the same time however much is generated."""
     known = [step for step in steps if step.tokens_per_s and step.worker_s and not step.is_open]
-    if len(known) < MIN_STEPS:
-        return []
     tokens = [(step.tokens_per_s or 0.0) * step.seconds for step in known]
-    if variation(tokens) < _MIN_TOKEN_VARIATION:
-        return []
-    names = dict.fromkeys(name for step in known for name in step.worker_s)
-    found = [phase for name in names if (phase := _constant(name, known, tokens)) is not None]
-    return sorted(found, key=lambda phase: -phase.mean_s)
-
-
-def _constant(name: str, steps: Sequence[StepSummary], tokens: Sequence[float]) -> ConstantPhase | None:
-    seconds = [step.worker_s.get(name, 0.0) for step in steps]
-    share = sum(seconds) / sum(step.seconds for step in steps)
-    spread = variation(seconds)
-    depends = abs(correlation(seconds, tokens)) > MAX_CORRELATION and spread > _CLEARLY_LESS * variation(tokens)
-    if 100 * share < _MIN_PERCENT or spread >= MAX_VARIATION or depends:
-        return None
-    mean_s = fmean(seconds)
-    text = f"{name} takes {mean_s:.2f} s in every step (± {100 * spread:.0f} %, {share_text(share)} of the time), "
-    text += "however much is generated: it could be done once in advance."
-    return ConstantPhase(name=name, mean_s=mean_s, cv=spread, sentence=text)
-
-
-def of_constant_phases(phases: Sequence[ConstantPhase], steps: Sequence[StepSummary]) -> Iterator[Finding]:
-    """A finding for each of ``phases`` that takes at least a twentieth of the time."""
-    for phase in phases:
-        share = phase.mean_s * len(steps) / sum(step.seconds for step in steps)
-        text = f"{phase.name} takes {seconds_text(phase.mean_s)} in each of {len(steps)} steps, {share_text(share)} "
-        text += "of their time, however much is generated"
-        if share >= MIN_SHARE:
-            yield of_run(steps, "constant_phase", phase.mean_s * len(steps), text, phase.name)
+    if len(known) < MIN_STEPS or variation(tokens) < _MIN_TOKEN_VARIATION:
+        return
+    for name in dict.fromkeys(name for step in known for name in step.worker_s):
+        seconds = [step.worker_s.get(name, 0.0) for step in known]
+        spread, mean_s = variation(seconds), fmean(seconds)
+        depends = abs(correlation(seconds, tokens)) > MAX_CORRELATION and spread > _CLEARLY_LESS * variation(tokens)
+        text = f"{name} takes {seconds_text(mean_s)} in each of {len(known)} steps (± {100 * spread:.0f} %), "
+        finding = of_run(steps, "constant_phase", sum(seconds), text + "however much is generated", name)
+        if spread < MAX_VARIATION and not depends and finding.share >= MIN_SHARE:
+            yield finding
