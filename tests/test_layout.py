@@ -206,7 +206,7 @@ READS_TRACES = {
     "workers/scheduling/history.py": "summaries alone, of gigabytes of spans",
 }
 """Modules that read the lines of traces. Others ask a ``TraceDB``."""
-MAX_PROTOCOLS, MAX_MODULES = 35, 593
+MAX_PROTOCOLS, MAX_MODULES = 35, 592
 """They may only fall, unless a commit says why not."""
 
 _STARTS = re.compile(r"(Popen|create_subprocess_\w+|get_context|posix_spawn|os\.fork)\(")

@@ -8,9 +8,9 @@ returns a ``report.py``::
 
     report = analyse(load("runs/run-…/trace"), step="67")
 
-For a trace, ``trace_index.py`` holds everything except rollouts, and ``step_plan.py`` decides which reads and groups
-make a step. For verl's log, ``verl_log.py`` finds the steps, ``verl_lines.py`` parses lines, and
-``verl_attempts.py`` builds attempts. ``requests.py`` turns attempts of either kind into requests.
+For a trace, ``step_plan.py`` decides which reads and groups make a step. For verl's log, ``verl_log.py`` finds the
+steps, ``verl_lines.py`` parses lines, and ``verl_attempts.py`` builds attempts. ``requests.py`` turns attempts of
+either kind into requests.
 
 ``completion.py`` describes when requests ended, and when none did; ``what_if.py`` what lower caps would have saved.
 ``causes/`` names causes, and ``trust.py`` hides those that rest on data that cannot be true. ``lanes.py`` has the

@@ -4,17 +4,16 @@
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 
 from forebay.core.errors import InvalidInput
-from forebay.telemetry.analysis.intervals import gaps, union
+from forebay.telemetry.analysis.intervals import gaps
 from forebay.telemetry.analysis.requests import request_of
-from forebay.telemetry.analysis.step_plan import StepPlan, end_of, plan_steps, satisfied_of
+from forebay.telemetry.analysis.step_plan import StepPlan, TraceIndex, end_of, plan_steps, satisfied_of
 from forebay.telemetry.analysis.timeline import NS, ProfileStep, ReadTimes, Request, Timeline
-from forebay.telemetry.analysis.trace_index import TraceIndex
 from forebay.telemetry.analysis.verl_log import VerlLog, find_steps
 from forebay.telemetry.trace_db import TraceDB, TraceSource
 from forebay.telemetry.tracing.read_trace import BadLines, find_trace
@@ -52,7 +51,6 @@ class TraceTimeline:
             raise InvalidInput(f"{self.source} contains no trace records", field="source")
         self._index = TraceIndex(self._db)
         self._steps, self._left_over = plan_steps(self._index)
-        self._busy = BusyEngines(self._index.busy)
         self.notes = list(_notes(self._index))
 
     def steps(self) -> Iterator[ProfileStep]:
@@ -89,14 +87,27 @@ class TraceTimeline:
         """Set what depends on the step's requests."""
         delivered = [step.ready_s[name] for read in step.reads for name in read.groups if name in step.ready_s]
         release = max(delivered, default=step.satisfied_s or step.end_s)
-        step.worker_phases = self._busy.barriers(step.requests, min(release, step.end_s))
+        step.worker_phases = self._barriers(step.requests, min(release, step.end_s))
         begin = min((request.begin_s for request in step.requests), default=step.begin_s)
         if delivered and step.asked_s is not None:
-            step.idle_s = self._busy.all_idle_s(max(step.begin_s, release), step.asked_s)
+            since = max(step.begin_s, release)
+            step.idle_s = min((_idle(own, since, step.asked_s) for own in self._index.busy.values()), default=None)
         step.shared = [each for each in self._index.shared if each.end_s > begin and each.begin_s < step.end_s]
         step.standstills = [
             stall for stall in self._index.standstills if stall.end_s >= begin and stall.begin_s <= step.end_s
         ]
+
+    def _barriers(self, requests: Iterable[Request], release_s: float) -> dict[str, dict[str, float]]:
+        """By worker of ``requests``: the phase ``barrier_wait``, until ``release_s``."""
+        ended: dict[str, float] = {}
+        for request in requests:
+            if request.worker:
+                ended[request.worker] = max(ended.get(request.worker, 0.0), request.end_s)
+        busy = self._index.busy
+        return {
+            worker: {"barrier_wait": _idle(busy.get(worker, []), end_s, release_s)}
+            for worker, end_s in sorted(ended.items())
+        }
 
     def _last(self) -> Iterator[ProfileStep]:
         requests = self._requests(self._left_over)
@@ -124,33 +135,11 @@ class TraceTimeline:
         return step
 
 
-class BusyEngines:
-    """When each engine had requests, for any step, and how long it waited at a step's barrier."""
-
-    def __init__(self, times: Mapping[str, Sequence[int]]) -> None:
-        """``times``: by engine, begin and end of each of its requests in ns, one after another."""
-        self._busy = {engine: union(zip(flat[::2], flat[1::2], strict=True)) for engine, flat in times.items()}
-
-    def barriers(self, requests: Iterable[Request], release_s: float) -> dict[str, dict[str, float]]:
-        """By worker of ``requests``: the phase ``barrier_wait``, until ``release_s``."""
-        ended: dict[str, float] = {}
-        for request in requests:
-            if request.worker:
-                ended[request.worker] = max(ended.get(request.worker, 0.0), request.end_s)
-        return {
-            worker: {"barrier_wait": self._idle(worker, end_s, release_s)} for worker, end_s in sorted(ended.items())
-        }
-
-    def all_idle_s(self, begin_s: float, end_s: float) -> float | None:
-        """About how long no engine had a request between the two times; None without engines."""
-        return min((self._idle(engine, begin_s, end_s) for engine in self._busy), default=None)
-
-    def _idle(self, engine: str, begin_s: float, end_s: float) -> float:
-        """Seconds between the two times during which the engine had no request at all."""
-        begin, end = round(begin_s / NS), round(end_s / NS)
-        busy = self._busy.get(engine, [])
-        first = bisect_left(busy, begin, key=itemgetter(1))
-        return sum(right - left for left, right in gaps(begin, end, busy[first:])) * NS
+def _idle(busy: Sequence[tuple[int, int]], begin_s: float, end_s: float) -> float:
+    """Seconds between the two times during which an engine had no request at all."""
+    begin, end = round(begin_s / NS), round(end_s / NS)
+    first = bisect_left(busy, begin, key=itemgetter(1))
+    return sum(right - left for left, right in gaps(begin, end, busy[first:])) * NS
 
 
 def _name_after(before: StepPlan | None) -> str:
@@ -177,11 +166,12 @@ def _add_reads(step: ProfileStep, reads: Sequence[Read]) -> None:
 
 
 def _notes(index: TraceIndex) -> Iterator[str]:
-    if index.dropped_spans or index.dropped_summaries:
-        why = f" ({', '.join(sorted(index.dropped_why))})" if index.dropped_why else ""
-        yield f"{index.dropped_spans} spans and {index.dropped_summaries} summaries are missing{why}."
+    spans, summaries = (sum(getattr(each, what) for each in index.dropped) for what in ("spans", "summaries"))
+    if spans or summaries:
+        reasons = ", ".join(sorted({each.why for each in index.dropped} - {""}))
+        yield f"{spans} spans and {summaries} summaries are missing{f' ({reasons})' if reasons else ''}."
     if index.num_failures:
         times = "once" if index.num_failures == 1 else f"{index.num_failures} times"
         yield f"The run process failed {times}: its unfinished work is shown as open until then."
-    if not any(read.groups for read in index.reads):
+    if not any(read.groups for read in index.reads.values()):
         yield "No read delivered anything: all is one step, from the first start to the last end."

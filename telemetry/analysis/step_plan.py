@@ -4,12 +4,113 @@ A step is named by its reads' ``step``, else by the checkpoint that holds their 
 them. Without any of these, each read is a step. A step lasts from the last byte of the previous step to its own.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from forebay.telemetry.analysis.trace_index import GroupLife, TraceIndex
-from forebay.telemetry.tracing.records import Read
+from forebay.telemetry.analysis.intervals import union
+from forebay.telemetry.analysis.timeline import NS, SharedEngine, Standstill
+from forebay.telemetry.attempts import TraceLine
+from forebay.telemetry.trace_db import TraceDB
+from forebay.telemetry.tracing.records import (
+    BatchChange,
+    Dropped,
+    GroupChange,
+    LoopStall,
+    Open,
+    ProcessChange,
+    Read,
+    RolloutSummary,
+    SharedEngines,
+)
+
+
+@dataclass(slots=True)
+class GroupLife:
+    """The life of a group. Times in ns, 0 if unset."""
+
+    begun: int = 0
+    """First begin and last end (``ended``) among the records of its rollouts."""
+    ended: int = 0
+    ready: int = 0
+    ready_by: str = ""
+    discarded: int = 0
+    discarded_why: str = ""
+    is_known: bool = False
+    """Whether the server recorded anything about it."""
+    is_delivered: bool = False
+
+
+class TraceIndex:
+    """All records outside rollouts, and when groups were alive and engines busy."""
+
+    def __init__(self, db: TraceDB) -> None:
+        self.groups = {name: GroupLife(begin, end) for name, begin, end in db.groups()}
+        self.reads: dict[str, Read] = {}
+        """By id: a copied file repeats them."""
+        self.open_reads: dict[str, int] = {}
+        """By id, the begin of each read that had not ended when the log ended."""
+        self.checkpoints: dict[str, int] = {}
+        """By batch."""
+        self.shared: list[SharedEngine] = []
+        self.dropped: list[Dropped] = []
+        self.num_failures = 0
+        """How often its run process ended before its work was done."""
+        self.last_ns = db.last_ns
+        self._stalls: dict[tuple[str, int, int], Standstill] = {}
+        for line in db.of_run():
+            self._see(line)
+        self.standstills = sorted(self._stalls.values(), key=lambda stall: stall.begin_s)
+        self.busy = _busy_engines(db)
+        """By engine: when it had any request."""
+        begun = [group.begun for group in self.groups.values() if group.begun]
+        self.first_ns = min([*begun, *(read.t for read in self.reads.values())], default=0)
+
+    def _see(self, line: TraceLine) -> None:
+        match record := line.record:
+            case Open(name="read" | "delivery"):
+                self.open_reads[record.id] = record.t
+            case GroupChange():
+                self._see_group(record)
+            case Read():
+                self.open_reads.pop(record.id, None)
+                self.reads.setdefault(record.id, record)
+            case BatchChange(checkpoint=int(checkpoint)):
+                self.checkpoints[record.batch] = checkpoint
+            case SharedEngines():
+                if self.shared:
+                    self.shared[-1].end_s = min(self.shared[-1].end_s, record.t * NS)
+                if record.engines:
+                    self.shared.append(SharedEngine(record.t * NS, self.last_ns * NS, record.engines, record.runs))
+            case LoopStall():
+                # Recorded while it lasts and again at its end, which comes last.
+                process, key = line.writer.process, (line.writer.process, line.writer.pid, record.t)
+                stack = record.stack or (self._stalls[key].stack if key in self._stalls else [])
+                self._stalls[key] = Standstill(process, record.t * NS, (record.t + record.d) * NS, stack)
+            case ProcessChange(what="failed") if record.process:
+                self.num_failures += 1
+            case Dropped():
+                self.dropped.append(record)
+
+    def _see_group(self, record: GroupChange) -> None:
+        group = self.groups.setdefault(record.group, GroupLife())
+        group.is_known = True
+        if record.state == "discarded":
+            group.discarded, group.discarded_why = record.t, record.reason
+        elif record.state == "ready" and not group.ready:
+            # After a rewind or an expiry a group is ready again; a step waited only for the first time.
+            group.ready, group.ready_by = record.t, record.last
+
+
+def _busy_engines(db: TraceDB) -> dict[str, list[tuple[int, int]]]:
+    """By engine: when it had any request, in ns."""
+    times: dict[str, array[int]] = {}
+    for line in db.summaries():
+        if isinstance(line.record, RolloutSummary) and line.record.engine:
+            own = times.setdefault(line.record.engine, array("q"))
+            own.extend((line.record.t, line.record.t + line.record.d))
+    return {engine: union(zip(flat[::2], flat[1::2], strict=True)) for engine, flat in times.items()}
 
 
 @dataclass(slots=True)
@@ -30,7 +131,7 @@ def plan_steps(index: TraceIndex) -> tuple[list[StepPlan], list[str]]:
     Leftover groups have rollouts that were still running or waiting when the last step ended. If no read delivered
     anything, the trace has no steps, and all groups are left over.
     """
-    reads = [read for read in index.reads if read.groups and end_of(read)]
+    reads = [read for read in index.reads.values() if read.groups and end_of(read)]
     reads.sort(key=lambda read: read.t)
     steps = _named_steps(reads, _naming(reads, index.checkpoints), index)
     for step in steps:
