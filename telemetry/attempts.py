@@ -80,87 +80,74 @@ class Attempt:
         return cls(summary.uid, group, summary.id, writer, summary, begin, end, number=summary.attempt)
 
 
-class _Records:
-    """The records of one rollout, with each span and summary once."""
-
-    def __init__(self, uid: str, lines: Iterable[TraceLine]) -> None:
-        self.uid = uid
-        self.group = ""
-        self.summaries: dict[str, tuple[Writer, RolloutSummary]] = {}
-        self.spans: dict[str, tuple[Writer, Span | Open]] = {}
-        for writer, _, record in lines:
-            if isinstance(record, RolloutSummary):
-                self.summaries[record.id] = writer, record
-            elif isinstance(record, Span) or (isinstance(record, Open) and record.id not in self.spans):
-                self.spans[record.id] = writer, record
-            self.group = self.group or getattr(record, "group", "")
-
-
 def attempts_of(uid: str, lines: Iterable[TraceLine], last_ns: int) -> list[Attempt]:
     """The attempts of the rollout ``uid`` in order, from all ``lines`` about it.
 
     ``last_ns`` is the end of the log: attempts without an end last until then, or until their process died.
     """
-    records = _Records(uid, lines)
-    attempts = {
-        name: Attempt.ended(writer, summary, records.group) for name, (writer, summary) in records.summaries.items()
-    }
-    first = next(iter(attempts.values()), None)
-    if first is None or len(attempts) > 1 or not _is_all_of(first, records):
-        _Sorting(records, attempts, last_ns).go()
-    return sorted(attempts.values(), key=lambda each: each.begin)
+    rollout = _Rollout(uid, lines)
+    if not rollout.is_one_attempt():
+        rollout.sort_spans(last_ns)
+    return sorted(rollout.attempts.values(), key=lambda each: each.begin)
 
 
-def _is_all_of(only: Attempt, records: _Records) -> bool:
-    """Assign all spans to the only attempt with a summary. Returns False if a span belongs to an earlier attempt."""
-    for name, (writer, span) in records.spans.items():
-        if name == only.id:
-            continue
-        if span.t < only.begin - _CLOCKS_APART_NS or span.name == "attempt":
-            only.spans.clear()
+class _Rollout:
+    """The attempts of one rollout, and its spans, each once."""
+
+    def __init__(self, uid: str, lines: Iterable[TraceLine]) -> None:
+        self._uid = uid
+        self._group = ""
+        self._spans: dict[str, tuple[Writer, Span | Open]] = {}
+        summaries: dict[str, tuple[Writer, RolloutSummary]] = {}
+        for writer, _, record in lines:
+            if isinstance(record, RolloutSummary):
+                summaries[record.id] = writer, record
+            elif isinstance(record, Span) or (isinstance(record, Open) and record.id not in self._spans):
+                self._spans[record.id] = writer, record
+            self._group = self._group or getattr(record, "group", "")
+        self.attempts = {name: Attempt.ended(*summary, self._group) for name, summary in summaries.items()}
+
+    def is_one_attempt(self) -> bool:
+        """Assign all spans to the only attempt with a summary. Returns False if there may be another attempt."""
+        if len(self.attempts) != 1:
             return False
-        only.spans.append((writer, span))
-    return True
+        (only,) = self.attempts.values()
+        for name, (writer, span) in self._spans.items():
+            if name == only.id:
+                continue
+            if span.t < only.begin - _CLOCKS_APART_NS or span.name == "attempt":
+                only.spans.clear()
+                return False
+            only.spans.append((writer, span))
+        return True
 
-
-class _Sorting:
-    """Assigns spans to attempts if there are several, or one without a summary."""
-
-    def __init__(self, records: _Records, attempts: dict[str, Attempt], last_ns: int) -> None:
-        self._records = records
-        self._attempts = attempts
-        self._last_ns = last_ns
-        self._of_numbers: dict[int, list[Attempt]] = {}
-
-    def go(self) -> None:
+    def sort_spans(self, last_ns: int) -> None:
+        """Assign spans to attempts if there are several, or one without a summary."""
         self._add_unsummarised()
-        for attempt in self._attempts.values():
-            self._of_numbers.setdefault(attempt.number, []).append(attempt)
-        for name, (writer, span) in self._records.spans.items():
-            if name not in self._attempts:
+        for name, (writer, span) in self._spans.items():
+            if name not in self.attempts:
                 self._attempt_of(span).spans.append((writer, span))
-        for attempt in self._attempts.values():
-            self._close(attempt)
+        for attempt in self.attempts.values():
+            self._close(attempt, last_ns)
 
     def _add_unsummarised(self) -> None:
         """Add attempts that are running or were killed. In their first ten seconds, only ended spans are recorded."""
-        for name, (writer, span) in self._records.spans.items():
-            if span.name == "attempt" and name not in self._attempts:
-                self._attempts[name] = self._open_attempt(name, writer, span)
-        for name, (writer, span) in list(self._records.spans.items()):
+        for name, (writer, span) in self._spans.items():
+            if span.name == "attempt" and name not in self.attempts:
+                self.attempts[name] = self._open_attempt(name, writer, span)
+        for name, (writer, span) in self._spans.items():
             root = self._root(span)
-            if name not in self._attempts and root not in self._attempts and (root or not self._attempts):
+            if name not in self.attempts and root not in self.attempts and (root or not self.attempts):
                 if self._lies_within(span):
                     continue  # its parent is an agent's span, which is not recorded here, or was lost
-                self._attempts[root] = self._open_attempt(root, writer, span)
+                self.attempts[root] = self._open_attempt(root, writer, span)
 
     def _lies_within(self, span: Span | Open) -> bool:
-        ended = (each for each in self._attempts.values() if not each.is_open)
+        ended = (each for each in self.attempts.values() if not each.is_open)
         return any(each.begin - _CLOCKS_APART_NS <= span.t <= each.end for each in ended)
 
     def _open_attempt(self, name: str, writer: Writer, span: Span | Open) -> Attempt:
-        records = self._records
-        attempt = Attempt(records.uid, records.group, name, writer, None, span.t, span.t, span.attempt, is_open=True)
+        attempt = Attempt(self._uid, self._group, name, writer, None, span.t, span.t, span.attempt, is_open=True)
         if span.name == "attempt" and isinstance(span, Span):
             attempt.end, attempt.is_open = span.t + span.d, False
         return attempt
@@ -168,20 +155,21 @@ class _Sorting:
     def _root(self, span: Span | Open) -> str:
         up = span.up
         for _ in range(64):
-            above = self._records.spans.get(up)
-            if up in self._attempts or above is None:
+            above = self._spans.get(up)
+            if up in self.attempts or above is None:
                 break
             up = above[1].up or up
         return up
 
     def _attempt_of(self, span: Span | Open) -> Attempt:
-        known = self._attempts.get(self._root(span))
+        known = self.attempts.get(self._root(span))
         if known is not None:
             return known
-        same = self._of_numbers.get(span.attempt) or list(self._attempts.values())
+        every = list(self.attempts.values())
+        same = [each for each in every if each.number == span.attempt] or every
         return max((each for each in same if each.begin <= span.t), key=lambda each: each.begin, default=same[0])
 
-    def _close(self, attempt: Attempt) -> None:
+    def _close(self, attempt: Attempt, last_ns: int) -> None:
         """Close an attempt without an end: it lasted until its process's last record, or until the next one began.
 
         Without a next attempt, it lasted until its process ended, or the log did.
@@ -193,7 +181,7 @@ class _Sorting:
         if not attempt.is_open:
             return
         ends = [span.t + span.d for _, span in attempt.spans if isinstance(span, Span)]
-        later = [each.begin for each in self._attempts.values() if each.begin > attempt.begin]
-        died = attempt.writer.ended_ns or self._last_ns
+        later = [each.begin for each in self.attempts.values() if each.begin > attempt.begin]
+        died = attempt.writer.ended_ns or last_ns
         attempt.end = max([attempt.writer.last_ns if later else died, *ends, *begins])
         attempt.end = max(min([attempt.end, *later]), attempt.begin)
