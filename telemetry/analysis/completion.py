@@ -10,13 +10,12 @@ from statistics import fmean, pstdev
 from forebay.telemetry.analysis.report import CompletionCurve, Gap, StepSummary
 from forebay.telemetry.analysis.robust import percentile, thinned
 from forebay.telemetry.analysis.timeline import ProfileStep
-from forebay.telemetry.numbers import percent_text
 
 _PERCENTILES = (50, 75, 80, 90, 95, 99, 99.9)
 _POINTS_OF_ALL = 500
 _POINTS_OF_WORKER = 100
 _USUAL = 80.0
-"""The share of requests that is always reported, in addition to the one at the knee."""
+"""The share of requests that is reported in addition to the one at the knee."""
 
 _MIN_GAP_SHARE = 0.05
 """Share of the step. A shorter gap costs too little to be mentioned."""
@@ -67,15 +66,11 @@ def _curve(step: str, worker: str, ends_s: list[float], most: int) -> Completion
         ends_s=thinned(ends_s, most),
         num_requests=len(ends_s),
         mean_s=fmean(ends_s),
-        median_s=percentile(ends_s, 50),
         std_s=pstdev(ends_s),
-        min_s=ends_s[0],
-        max_s=ends_s[-1],
         percentiles={f"p{percent:g}": percentile(ends_s, percent) for percent in _PERCENTILES},
         time_of_80=_time_share(ends_s, _USUAL),
         knee_requests=knee,
         knee_time=_time_share(ends_s, knee),
-        sentence=_sentence(ends_s, knee),
     )
 
 
@@ -91,15 +86,6 @@ def _knee(ends_s: list[float]) -> float:
     last_s = ends_s[-1] or 1.0
     place = max(range(number), key=lambda place: (place + 1) / number - ends_s[place] / last_s)
     return 100 * (place + 1) / number
-
-
-def _sentence(ends_s: list[float], knee: float) -> str:
-    in_time = percent_text(_time_share(ends_s, _USUAL))
-    usual = f"{percent_text(_USUAL)} of the requests end in the first {in_time} of the time"
-    at_knee = _time_share(ends_s, knee)
-    if abs(knee - _USUAL) < 1 or knee >= 100:
-        return usual
-    return f"{usual}; the curve bends at {percent_text(knee)} in {percent_text(at_knee)}"
 
 
 def _gaps(step: str, worker: str, ends_s: list[float], least_s: float) -> Iterator[Gap]:

@@ -112,14 +112,11 @@ class CompletionCurve(msgspec.Struct, kw_only=True):
     step: str
     worker: str = ""
     """"" for all workers."""
-    ends_s: list[float] = []
-    """Seconds since the step's first start, ascending; at most 2 000 points."""
+    ends_s: list[float]
+    """Seconds since the step's first start, ascending; of many, at most 500, with the first and the last."""
     num_requests: int = 0
     mean_s: float = 0.0
-    median_s: float = 0.0
     std_s: float = 0.0
-    min_s: float = 0.0
-    max_s: float = 0.0
     percentiles: dict[str, float] = {}
     """``p50`` to ``p99.9``: seconds."""
     time_of_80: float = 0.0
@@ -128,8 +125,6 @@ class CompletionCurve(msgspec.Struct, kw_only=True):
     """The share of requests, in percent, at which the curve bends …"""
     knee_time: float = 0.0
     """… and the share of the time in which they end."""
-    sentence: str = ""
-    """"80 % of the requests end in the first 40 % of the time"."""
 
 
 class Gap(msgspec.Struct, kw_only=True):

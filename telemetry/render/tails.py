@@ -17,7 +17,6 @@ from forebay.telemetry.render.blocks import (
     TableBlock,
     known_columns,
 )
-from forebay.telemetry.render.charts import Panel, panel_figures
 from forebay.telemetry.render.timelines import request_timeline
 
 MOST_POINTS_TOGETHER = 40_000
@@ -38,7 +37,7 @@ def completion_blocks(report: ProfileReport) -> list[Block]:
     blocks: list[Block] = []
     if overall:
         blocks.append(ParagraphBlock(tail_sentence(overall)))
-        kept = {f"step {each.step}": each for each in longest(overall, charts.MOST_LINES, lambda each: each.max_s)}
+        kept = {f"step {each.step}": each for each in longest(overall, charts.MOST_LINES, lambda each: each.ends_s[-1])}
         chart = charts.completion(kept, most=points_per_curve(report))
         blocks.append(FigureBlock("cdf_per_step", "When the requests of a step end", chart))
         blocks.append(curve_table([(curve.step, curve) for curve in thinned(overall, MOST_ROWS)], "step"))
@@ -65,7 +64,8 @@ def curve_table(
     marks = list(dict.fromkeys(mark for _, curve in curves for mark in curve.percentiles))
     rows: list[list[Cell]] = []
     for name, curve in curves:
-        times = (curve.mean_s, curve.std_s, curve.min_s, *(curve.percentiles.get(mark) for mark in marks), curve.max_s)
+        at_marks = [curve.percentiles.get(mark) for mark in marks]
+        times = (curve.mean_s, curve.std_s, curve.ends_s[0], *at_marks, curve.ends_s[-1])
         last = (percent_text(curve.time_of_80), seconds_text((barrier_s or {}).get(name)))
         rows.append([name, number_text(curve.num_requests), *map(seconds_text, times), *last])
     headers = (what, "requests", "mean", "std", "min", *(mark.upper() for mark in marks), "max")
@@ -73,9 +73,9 @@ def curve_table(
 
 
 def gap_table(gaps: Sequence[Gap]) -> TableBlock:
-    """A row for each stretch in which nothing ended, longest first."""
+    """A row for each stretch in which nothing ended."""
     rows = []
-    for gap in sorted(gaps, key=lambda gap: gap.begin_s - gap.end_s)[:MOST_ROWS]:
+    for gap in gaps[:MOST_ROWS]:
         times = [seconds_text(each) for each in (gap.begin_s, gap.end_s, gap.end_s - gap.begin_s)]
         rates = [f"{number_text(rate)} /s" for rate in (gap.rate_before, gap.rate_after)]
         verdict = "was stalled" if gap.is_standstill else "was slow"
@@ -142,26 +142,15 @@ def _turn_cell(name: str, value: object) -> str:
     return str(value or "-")
 
 
-CHOICES = {
-    "cap": ("What if answers ended earlier (max_tokens)?", "max_tokens", number_text),
-    "wait_for": ("What if a step waited for fewer?", "share of the requests waited for", share_text),
-}
-
-
 def what_if_blocks(choices: Sequence[WhatIf]) -> list[Block]:
     """What lower caps, or waiting for fewer requests, would have saved."""
     blocks: list[Block] = []
-    for what, (title, unit, text) in CHOICES.items():
-        own = [each for each in choices if each.what == what]
-        panels = [
-            Panel("Saved per step", "seconds", {"": [each.saved_s for each in own]}),
-            Panel("Answers cut or thrown away", "in total", {"": [each.num_cut for each in own]}),
-            Panel("Rewards lost", "sum", {"": [each.reward_lost for each in own]}),
-        ]
-        blocks += panel_figures(f"what_if_{what}", title, [text(each.value) for each in own], panels)
+    kinds = (("cap", "max_tokens", number_text), ("wait_for", "share of the requests waited for", share_text))
+    for what, unit, text in kinds:
         rows = [
             (text(each.value), seconds_text(each.saved_s), number_text(each.num_cut), number_text(each.reward_lost))
-            for each in own
+            for each in choices
+            if each.what == what
         ]
         headers = (unit, "saved per step", "answers cut or thrown away", "rewards lost")
         blocks += [TableBlock(headers, rows)] if rows else []

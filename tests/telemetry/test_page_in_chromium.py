@@ -55,7 +55,7 @@ def assert_quiet(browser: Chromium) -> None:
 def test_every_chart_is_drawn_without_a_network_or_an_error(browser: Chromium, tmp_path: Path) -> None:
     open_page(browser, tmp_path, make_report(), [make_report(6, source="run-other")])
     names = draw_all(browser)
-    assert {"overview_duration", "over_steps", "cdf_per_step", "compared", "what_if_cap"} <= set(names)
+    assert {"overview_duration", "over_steps", "cdf_per_step", "compared"} <= set(names)
     assert {name.partition("-")[0] for name in names} >= {"lanes", "req_analysis_and_cdf", "critical_path"}
     assert browser.evaluate(f"{VISIBLE}.filter((chart) => !chart{MARKS}).map((chart) => chart.dataset.figure)") == []
     assert_quiet(browser)

@@ -8,6 +8,7 @@ import pytest
 
 from forebay.telemetry.analysis import analyse, load
 from forebay.telemetry.analysis.report import Finding, ProfileReport
+from forebay.telemetry.render.tails import tail_sentence
 from tests.telemetry.planted_log import (
     PUBLISHED_SHARES,
     PlannedRequest,
@@ -48,7 +49,7 @@ def test_the_published_figures_come_back(report_of: Report) -> None:
     for step, curve in zip(report.steps, report.curves, strict=True):
         assert curve.time_of_80 == pytest.approx(40, abs=0.5)
         assert (curve.knee_requests, curve.knee_time) == pytest.approx((80, 40), abs=0.5)
-        assert curve.sentence == "80 % of the requests end in the first 40 % of the time"
+        assert tail_sentence([curve]) == "80 % of the requests end in the first 40 % of the time."
         assert curve.percentiles["p50"] == pytest.approx(0.25 * 0.7405 * step.seconds, rel=0.02)
         assert curve.num_requests == 100
     assert [step.seconds for step in report.steps] == pytest.approx(seconds, abs=0.001)

@@ -26,7 +26,6 @@ PICTURES = (
     "critical_path",
     "req_analysis_and_cdf",
     "event_percentage_step",
-    "what_if_cap",
 )
 SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.DOTALL)
 
