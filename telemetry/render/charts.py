@@ -85,14 +85,13 @@ def shares_over_steps(steps: Sequence[StepSummary], phases: Iterable[str]) -> Ch
     return chart_of(data, x="step", y="% of exclusive time", is_by_step=True, barmode="stack", bargap=0)
 
 
-def completion(curves: Mapping[str, CompletionCurve], gaps: Sequence[Gap] = (), most: int = 2000) -> Chart:
+def completion(curves: Mapping[str, CompletionCurve], gaps: Sequence[Gap] = ()) -> Chart:
     """The share of requests that had ended over time; gaps are shaded."""
     data = []
     for name, curve in list(curves.items())[:MOST_LINES]:
-        ends = thinned(curve.ends_s, most)
-        shares = [100 * (index + 1) / len(ends) for index in range(len(ends))]
+        shares = [100 * place / len(curve.ends_s) for place in range(len(curve.ends_s) + 1)]
         hover = "%{y:.1f} % had ended after %{x} s<extra>%{fullData.name}</extra>"
-        each = line(name, shortened([0.0, *ends]), [0.0, *shares]) | {"mode": "lines", "hovertemplate": hover}
+        each = line(name, shortened([0.0, *curve.ends_s]), shares) | {"mode": "lines", "hovertemplate": hover}
         each["line"]["shape"] = "hv"
         data.append(each)
     shapes = [

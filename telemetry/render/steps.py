@@ -8,7 +8,7 @@ from forebay.telemetry.analysis.robust import longest
 from forebay.telemetry.numbers import counted, seconds_text
 from forebay.telemetry.render import charts, timelines
 from forebay.telemetry.render.blocks import Block, Cell, FigureBlock, PageSection, ParagraphBlock, RichCell, TableBlock
-from forebay.telemetry.render.tails import curve_table, gap_table, phase_table, points_per_curve
+from forebay.telemetry.render.tails import curve_table, gap_table, phase_table
 from forebay.telemetry.render.timelines import turn_text
 
 MOST_PARTS = 200
@@ -109,7 +109,7 @@ def _completion(report: ProfileReport, step: StepSummary, anchor: str) -> list[B
     if not curves:
         return []
     gaps = [gap for gap in report.gaps if gap.step == step.name]
-    chart = charts.completion(curves, gaps, most=points_per_curve(report))
+    chart = charts.completion(curves, gaps)
     blocks: list[Block] = [
         FigureBlock(f"req_analysis_and_cdf-{anchor}", "When its requests end, by worker", chart),
         curve_table(list(curves.items())[:MOST_WORKERS], "worker", step.barrier_s),

@@ -5,7 +5,7 @@ from typing import Any
 
 from forebay.telemetry.analysis.report import CompletionCurve, Gap, OutlierRequest, ProfileReport, WhatIf
 from forebay.telemetry.analysis.robust import longest, thinned
-from forebay.telemetry.numbers import MOST_POINTS, number_text, percent_text, seconds_text, share_text
+from forebay.telemetry.numbers import number_text, percent_text, seconds_text, share_text
 from forebay.telemetry.render import charts
 from forebay.telemetry.render.blocks import (
     Block,
@@ -19,16 +19,9 @@ from forebay.telemetry.render.blocks import (
 )
 from forebay.telemetry.render.timelines import request_timeline
 
-MOST_POINTS_TOGETHER = 40_000
-"""Limit for all curves of a page. Without it, the curves of many steps and workers would be as large as the log."""
 MOST_EVENTS = 240
 """Limit of events shown of a request: the longest."""
 MOST_ROWS = 100
-
-
-def points_per_curve(report: ProfileReport) -> int:
-    """The number of points in each curve."""
-    return max(40, min(MOST_POINTS, MOST_POINTS_TOGETHER // max(1, 2 * len(report.curves))))
 
 
 def completion_blocks(report: ProfileReport) -> list[Block]:
@@ -38,8 +31,7 @@ def completion_blocks(report: ProfileReport) -> list[Block]:
     if overall:
         blocks.append(ParagraphBlock(tail_sentence(overall)))
         kept = {f"step {each.step}": each for each in longest(overall, charts.MOST_LINES, lambda each: each.ends_s[-1])}
-        chart = charts.completion(kept, most=points_per_curve(report))
-        blocks.append(FigureBlock("cdf_per_step", "When the requests of a step end", chart))
+        blocks.append(FigureBlock("cdf_per_step", "When the requests of a step end", charts.completion(kept)))
         blocks.append(curve_table([(curve.step, curve) for curve in thinned(overall, MOST_ROWS)], "step"))
     if report.gaps:
         blocks.append(ParagraphBlock("Stretches in which no request of a worker ended:"))
