@@ -44,22 +44,13 @@ class CriticalPath(NamedTuple):
         return [part for wait in self.waits for part in wait.parts]
 
 
-class _Wait(NamedTuple):
-    """A wait of the trainer: when it asked, when it was served, and for which groups."""
-
-    asked: float
-    satisfied: float
-    by: str
-    groups: Sequence[str]
-
-
 def critical_path(step: ProfileStep) -> CriticalPath:
     """The path of the step's waits, one after another if several reads delivered its groups."""
     paths: list[PathOfWait] = []
     beyond: list[float] = []
     until = step.begin_s
     for wait in _waits(step):
-        begin, end = max(wait.asked, until), min(wait.satisfied, step.end_s)
+        begin, end = max(wait.asked_s, until), min(wait.satisfied_s, step.end_s)
         if end < begin:
             continue
         paths.append(_path_of_wait(step, wait, begin, end))
@@ -68,35 +59,29 @@ def critical_path(step: ProfileStep) -> CriticalPath:
     return CriticalPath(paths, sum(beyond) if beyond else None)
 
 
-def _waits(step: ProfileStep) -> list[_Wait]:
+def _waits(step: ProfileStep) -> list[ReadTimes]:
     if step.reads:
-        return sorted(_of_read(read) for read in step.reads)
+        return sorted(step.reads, key=lambda read: (read.asked_s, read.satisfied_s))
     groups = list(step.ready_s)
-    if step.asked_s is not None or not step.requests or step.ready_s:
-        asked = step.begin_s if step.asked_s is None else step.asked_s
-        satisfied = step.end_s if step.satisfied_s is None else step.satisfied_s
-        return [_Wait(asked, satisfied, step.released_by, groups)]
+    if step.asked_s is not None or not step.requests or groups:
+        asked_s = step.begin_s if step.asked_s is None else step.asked_s
+        satisfied_s = step.end_s if step.satisfied_s is None else step.satisfied_s
+        return [ReadTimes(asked_s, satisfied_s, satisfied_s, step.released_by, groups)]
     # A log of workers: before and after its requests, a step spends its time on phases of the workers.
     needed = [request for request in step.requests if request.ending not in SURPLUS] or step.requests
-    return [_Wait(min(each.begin_s for each in needed), max(each.end_s for each in needed), "", groups)]
+    end_s = max(each.end_s for each in needed)
+    return [ReadTimes(min(each.begin_s for each in needed), end_s, end_s)]
 
 
-def _of_read(read: ReadTimes) -> _Wait:
-    return _Wait(read.asked_s, read.satisfied_s, read.by, read.groups)
-
-
-def _path_of_wait(step: ProfileStep, wait: _Wait, begin: float, end: float) -> PathOfWait:
+def _path_of_wait(step: ProfileStep, wait: ReadTimes, begin: float, end: float) -> PathOfWait:
     group = wait.by or max(wait.groups, key=lambda each: step.ready_s.get(each, begin), default="")
     ready = min(step.ready_s.get(group, end), end)
-    if wait.groups and group in step.ready_s and ready <= begin:
-        path = EventPath(step=step.name, event=LATE_TRAINER)
-        return PathOfWait(begin, end, None, [PathPart(begin_s=begin, seconds=end - begin, path=path)])
-    last = _last_written(step, group, end if step.is_open else ready)
+    is_late = bool(wait.groups) and group in step.ready_s and ready <= begin
+    last = None if is_late else _last_written(step, group, end if step.is_open else ready)
     if last is None:
-        path = EventPath(step=step.name, group=group, event="unknown")
+        path = EventPath(step=step.name, group="" if is_late else group, event=LATE_TRAINER if is_late else "unknown")
         return PathOfWait(begin, end, None, [PathPart(begin_s=begin, seconds=end - begin, path=path)])
     parts = _Backwards(step, last, begin, end)
-    parts.go()
     return PathOfWait(begin, end, last, parts.in_order())
 
 
@@ -122,7 +107,7 @@ class _Backwards:
         self._cursor = end
         self._parts: list[PathPart] = []
 
-    def go(self) -> None:
+    def in_order(self) -> list[PathPart]:
         request = self._request
         self._take(min(request.end_s, self._cursor), "buffer" if self._step.ready_s else "barrier_wait", of_step=True)
         for event in _by_last_end(request.events, self._cursor):
@@ -136,6 +121,7 @@ class _Backwards:
             self._take(event.end_s, "queue", of_step=True)
             self._take(event.begin_s, event.name, of_step=True)
         self._take(self._begin, "queue", of_step=True)
+        return self._parts[::-1]
 
     def _starts_of_others(self) -> list[Event]:
         """What earlier requests waited for before their first call: groups are started one after another."""
@@ -163,9 +149,6 @@ class _Backwards:
         self._parts.append(PathPart(begin_s=until, seconds=self._cursor - until, path=path))
         self._cursor = until
 
-    def in_order(self) -> list[PathPart]:
-        return self._parts[::-1]
-
 
 def _by_last_end(events: Sequence[Event], cursor: float) -> list[Event]:
     """The chain of events backwards from ``cursor``: each ended last before the following one began."""
@@ -182,7 +165,7 @@ def _largest(request: Request) -> str:
     return max(request.phases, key=lambda name: request.phases[name], default="unknown")
 
 
-def _beyond_next(step: ProfileStep, wait: _Wait, begin: float, end: float) -> list[float]:
+def _beyond_next(step: ProfileStep, wait: ReadTimes, begin: float, end: float) -> list[float]:
     """How much earlier the wait would have ended without the group that was ready last."""
     moments = [step.ready_s[group] for group in wait.groups if group in step.ready_s]
     if not moments:

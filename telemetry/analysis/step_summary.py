@@ -15,7 +15,7 @@ from forebay.telemetry.analysis.intervals import covered
 from forebay.telemetry.analysis.report import StepSummary
 from forebay.telemetry.analysis.robust import percentile
 from forebay.telemetry.analysis.timeline import SURPLUS, ProfileStep, Request
-from forebay.telemetry.numbers import counted, seconds_text
+from forebay.telemetry.numbers import counted
 
 _ENGINE_PHASES = ("engine", "engine_queue", "prefill", "decode")
 _OF_REQUESTS = ("barrier_wait", "async_generate", "engine_async_generate")
@@ -175,7 +175,7 @@ def _group_skew(requests: Iterable[Request]) -> float | None:
 
 def over_steps(steps: Sequence[StepSummary]) -> list[str]:
     """What is true of all steps: complete sentences, without facts that the log does not contain."""
-    return [*_cap(steps), *_turns(steps), *_rewards(steps), *_lost(steps)]
+    return [*_cap(steps), *_turns(steps), *_rewards(steps)]
 
 
 def _cap(steps: Sequence[StepSummary]) -> Iterator[str]:
@@ -212,23 +212,3 @@ def _rewards(steps: Sequence[StepSummary]) -> Iterator[str]:
         slowest, rest = fmean(slow), fmean(others)
         if abs(slowest - rest) > _DIFFERS * max(abs(slowest), abs(rest)):
             yield f"The slowest 20 % of the requests have a mean reward of {slowest:.3f}, the rest {rest:.3f}."
-
-
-def _lost(steps: Sequence[StepSummary]) -> Iterator[str]:
-    """What surplus requests, broken attempts and discarded groups cost."""
-
-    def cost(what: str) -> str:
-        seconds = sum(getattr(step, f"{what}_s") for step in steps)
-        tokens = sum(getattr(step, f"{what}_tokens") for step in steps)
-        return f"{seconds_text(seconds)} and {tokens:,} tokens."
-
-    total = sum(step.num_requests for step in steps)
-    if thrown := sum(step.thrown_requests for step in steps):
-        yield f"{thrown:,} of {total:,} requests were thrown away: {cost('thrown')}"
-    if broken := sum(step.broken_attempts for step in steps):
-        yield f"{broken:,} attempts were stopped at their cap and run again: {cost('broken')}"
-    reasons: Counter[str] = sum((Counter(step.discarded_requests) for step in steps), Counter())
-    if reasons:
-        why = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
-        discarded = f"{reasons.total():,} of {total:,} requests were in groups that were discarded ({why})"
-        yield f"{discarded}: {cost('discarded')}"

@@ -185,7 +185,6 @@ def test_of_1024_requests_921_are_kept_and_each_abort_counts_once(report_of: Rep
     finding = only_finding(report)
     assert finding.cause == "over_sampling"
     assert "921 of 1,024 requests were used; the other 103 took 8,705 s and 72,100 tokens" in finding.sentence
-    assert any(text.startswith("103 of 1,024 requests were thrown away") for text in report.sentences)
 
 
 def test_a_late_worker_is_named_with_its_reason(report_of: Report) -> None:

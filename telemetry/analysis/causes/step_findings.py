@@ -34,8 +34,7 @@ def costs_of(step: ProfileStep, summary: StepSummary, path: CriticalPath) -> Ite
     yield from _small_reads(step, summary)
     yield from _blocked_loops(step, summary, path)
     yield from _phases_of_workers(step, summary)
-    yield from _over_sampling(step, summary)
-    yield from _discarded(step, summary)
+    yield from _waste(step, summary)
     for cause, words in _OF_REPLY.items():
         seconds = step.delivery_phases.get(cause, 0.0)
         if seconds > 0:
@@ -174,39 +173,31 @@ def gap_text(gaps: Sequence[Gap]) -> str:
     return text
 
 
-def _over_sampling(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
-    if not summary.thrown_requests and not summary.broken_attempts:
-        return
-    total_s = sum(request.duration_s for request in step.requests)
-    lost_s = summary.thrown_s + summary.broken_s
-    share = lost_s / total_s if total_s > 0 else 0.0
+def _waste(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
+    """Requests and attempts that no sample came of. They cost the step their share of the time of all requests."""
+
+    def spent(seconds: float, tokens: int) -> str:
+        return f"took {seconds_text(seconds)} and {tokens:,} tokens"
+
+    total_s = sum(request.duration_s for request in step.requests) or 1.0
+    num_discarded = sum(summary.discarded_requests.values())
     parts = []
-    if summary.thrown_requests:
-        wanted = summary.num_requests - sum(summary.discarded_requests.values())
-        parts.append(
-            f"{wanted - summary.thrown_requests} of {wanted:,} requests were used; "
-            f"the other {summary.thrown_requests} took "
-            f"{seconds_text(summary.thrown_s)} and {summary.thrown_tokens:,} tokens"
-        )
-    if summary.broken_attempts:
-        parts.append(
-            f"{summary.broken_attempts:,} attempts that were stopped at their cap and run again took "
-            f"{seconds_text(summary.broken_s)} and {summary.broken_tokens:,} tokens"
-        )
-    text = f"{'; '.join(parts)} ({share_text(share)} of all request time)"
-    advice = CAP_ADVICE if summary.broken_s > summary.thrown_s else ""
-    yield of_step(summary, "over_sampling", share * summary.seconds, text, EventPath(event="aborted"), advice)
-
-
-def _discarded(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
-    if not summary.discarded_requests:
-        return
-    total_s = sum(request.duration_s for request in step.requests)
-    share = summary.discarded_s / total_s if total_s > 0 else 0.0
-    reasons = ", ".join(f"{number:,} {why}" for why, number in summary.discarded_requests.items())
-    text = (
-        f"of {summary.num_requests:,} requests, those of discarded groups ({reasons}) took "
-        f"{seconds_text(summary.discarded_s)} and {summary.discarded_tokens:,} tokens "
-        f"({share_text(share)} of all request time)"
-    )
-    yield of_step(summary, "discarded", share * summary.seconds, text, EventPath(event="discarded"))
+    if number := summary.thrown_requests:
+        wanted = summary.num_requests - num_discarded
+        cost = spent(summary.thrown_s, summary.thrown_tokens)
+        parts.append(f"{wanted - number} of {wanted:,} requests were used; the other {number} {cost}")
+    if number := summary.broken_attempts:
+        cost = spent(summary.broken_s, summary.broken_tokens)
+        parts.append(f"{number:,} attempts that were stopped at their cap and run again {cost}")
+    if parts:
+        share = (summary.thrown_s + summary.broken_s) / total_s
+        text = f"{'; '.join(parts)} ({share_text(share)} of all request time)"
+        advice = CAP_ADVICE if summary.broken_s > summary.thrown_s else ""
+        yield of_step(summary, "over_sampling", share * summary.seconds, text, EventPath(event="aborted"), advice)
+    if num_discarded:
+        share = summary.discarded_s / total_s
+        reasons = ", ".join(f"{number:,} {why}" for why, number in summary.discarded_requests.items())
+        cost = spent(summary.discarded_s, summary.discarded_tokens)
+        text = f"of {summary.num_requests:,} requests, those of discarded groups ({reasons}) {cost}"
+        text += f" ({share_text(share)} of all request time)"
+        yield of_step(summary, "discarded", share * summary.seconds, text, EventPath(event="discarded"))
