@@ -99,12 +99,11 @@ def _add_step(report: ProfileReport, run: _WholeRun, whole: ProfileStep, worker:
     path = critical_path(whole)
     step = whole if worker is None else _only_worker(whole, worker)
     summary = step_summary.summarise(step, path)
-    gaps = completion.gaps_of(step, summary)
-    explained = explain(step, summary, path, gaps, run.engines.calls)
+    explained = explain(step, summary, path, run.engines.calls)
     summary.s_per_token = explained.book.s_per_token
     report.steps.append(summary)
     report.curves += completion.curves_of(step, summary)
-    report.gaps += gaps
+    report.gaps += completion.gaps_of(step, summary)
     report.outliers += explained.requests
     if len(report.outliers) > 2 * _MAX_OUTLIERS:
         report.outliers = _worst(report.outliers)

@@ -147,8 +147,7 @@ def test_a_worker_that_was_silent_from_25_to_175_seconds_stood_still(report_of: 
     finding = only_finding(report)
     assert (finding.cause, finding.path.worker, finding.path.event) == ("stalled_engine", "0", "engine")
     assert finding.seconds == pytest.approx(150, rel=0.01)
-    assert "no request of worker 0 ended from 25 s to 175 s (150 s)" in finding.sentence
-    assert "the worker was stalled" in finding.sentence
+    assert "engine 0 produced nothing for 150 s" in finding.sentence
 
 
 def test_a_worker_that_goes_on_at_another_rate_was_slow(report_of: Report) -> None:
@@ -161,7 +160,7 @@ def test_a_worker_that_goes_on_at_another_rate_was_slow(report_of: Report) -> No
     (gap,) = report.gaps
     assert not gap.is_standstill
     assert gap.rate_after < 0.3 * gap.rate_before
-    assert "the worker was slow" in only_finding(report).sentence
+    assert only_finding(report).path.worker == "0"
 
 
 def oversampled(window_s: float = 84.51, num: int = 1024, kept: int = 921) -> PlannedStep:

@@ -16,7 +16,7 @@ from forebay.telemetry.analysis.causes.request_excess import Excess, UsualReques
 from forebay.telemetry.analysis.causes.wording import COST, happened, of_step, slow_engine_text, subject
 from forebay.telemetry.analysis.critical_path import CriticalPath, PathOfWait
 from forebay.telemetry.analysis.intervals import covered_within
-from forebay.telemetry.analysis.report import EventPath, Finding, Gap, OutlierRequest, StepSummary
+from forebay.telemetry.analysis.report import EventPath, Finding, OutlierRequest, StepSummary
 from forebay.telemetry.analysis.robust import longest
 from forebay.telemetry.analysis.timeline import Event, ProfileStep, Request, TurnTimes
 from forebay.telemetry.numbers import seconds_text
@@ -44,7 +44,6 @@ def explain(
     step: ProfileStep,
     summary: StepSummary,
     path: CriticalPath,
-    gaps: Sequence[Gap],
     earlier: Mapping[str, Sequence[WorkCall]],
 ) -> ExplainedStep:
     """Name what ``step`` waited for along ``path``. ``earlier``: calls of earlier steps by engine."""
@@ -59,8 +58,8 @@ def explain(
         contributions += found
         explained.requests.append(_described(summary.name, wait, usual, found))
     sure = [each for each in contributions if each.excess.is_sure]
-    explained.unsure = list(_together(summary, [each for each in contributions if not each.excess.is_sure], gaps))
-    found_here = [*whole, *([barrier] if barrier else []), *_together(summary, sure, gaps)]
+    explained.unsure = list(_together(summary, [each for each in contributions if not each.excess.is_sure]))
+    found_here = [*whole, *([barrier] if barrier else []), *_together(summary, sure)]
     known = [finding for finding in found_here if finding.share >= MIN_SHARE and finding.seconds >= MIN_S]
     explained.findings = sorted(known, key=lambda finding: -finding.seconds)
     return explained
@@ -170,7 +169,7 @@ def _engine_of(request: Request, turn: int | None) -> str:
     return request.worker
 
 
-def _together(summary: StepSummary, contributions: Iterable[_Contribution], gaps: Sequence[Gap]) -> Iterator[Finding]:
+def _together(summary: StepSummary, contributions: Iterable[_Contribution]) -> Iterator[Finding]:
     """One finding for each cause of a step, and each engine or tool."""
     places: dict[tuple[str, str], list[_Contribution]] = defaultdict(list)
     for each in contributions:
@@ -180,17 +179,7 @@ def _together(summary: StepSummary, contributions: Iterable[_Contribution], gaps
         worst = max(own, key=lambda each: each.seconds)
         seconds = sum(each.seconds for each in own)
         text = worst.text.replace(COST, seconds_text(seconds))
-        if cause in ("stalled_engine", "slow_rate"):
-            text = _gap_text(worst, gaps) or text
         yield of_step(summary, cause, seconds, text, worst.path)
-
-
-def _gap_text(worst: _Contribution, gaps: Sequence[Gap]) -> str:
-    """How a worker was silent, if that explains most of the seconds."""
-    own = [gap for gap in gaps if gap.worker == worst.path.worker]
-    if not own or sum(gap.end_s - gap.begin_s for gap in own) < worst.seconds / 2:
-        return ""
-    return step_findings.gap_text(own)
 
 
 def _described(step: str, wait: PathOfWait, usual: UsualRequest, found: Sequence[_Contribution]) -> OutlierRequest:

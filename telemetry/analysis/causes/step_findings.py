@@ -8,7 +8,7 @@ from forebay.telemetry.analysis.causes.request_excess import MIN_DEVIATION
 from forebay.telemetry.analysis.causes.wording import CAP_ADVICE, of_step
 from forebay.telemetry.analysis.critical_path import CriticalPath
 from forebay.telemetry.analysis.intervals import covered_within
-from forebay.telemetry.analysis.report import EventPath, Finding, Gap, StepSummary
+from forebay.telemetry.analysis.report import EventPath, Finding, StepSummary
 from forebay.telemetry.analysis.robust import deviation_of, median
 from forebay.telemetry.analysis.timeline import ProfileStep, Request, Standstill
 from forebay.telemetry.numbers import seconds_text, share_text
@@ -157,20 +157,6 @@ def late_worker(step: ProfileStep, summary: StepSummary, path: CriticalPath, slo
 
 def _usual_end_s(requests: Sequence[Request]) -> float:
     return median([request.end_s for request in requests])
-
-
-def gap_text(gaps: Sequence[Gap]) -> str:
-    """The stretches in which a worker ended nothing; the first is described."""
-    gap, seconds = gaps[0], sum(each.end_s - each.begin_s for each in gaps)
-    what = "was stalled" if gap.is_standstill else "was slow"
-    text = (
-        f"no request of worker {gap.worker} ended from {seconds_text(gap.begin_s)} to {seconds_text(gap.end_s)} "
-        f"({seconds_text(gap.end_s - gap.begin_s)}), between {gap.rate_before:.1f} requests a second before "
-        f"({gap.num_before} ended) and {gap.rate_after:.1f} after ({gap.num_after}): the worker {what}"
-    )
-    if len(gaps) > 1:
-        text += f"; this happened {len(gaps)} times, for {seconds_text(seconds)} in total"
-    return text
 
 
 def _waste(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
