@@ -14,6 +14,8 @@ from forebay.telemetry.analysis.timeline import ProfileStep
 _PERCENTILES = (50, 75, 80, 90, 95, 99, 99.9)
 _POINTS_OF_ALL = 500
 _POINTS_OF_WORKER = 100
+_USUAL = 80.0
+"""The share of requests that is reported in addition to the one at the knee."""
 
 _MIN_GAP_SHARE = 0.05
 """Share of the step. A shorter gap costs too little to be mentioned."""
@@ -57,6 +59,7 @@ def _ends_by_worker(step: ProfileStep) -> dict[str, list[float]]:
 
 
 def _curve(step: str, worker: str, ends_s: list[float], most: int) -> CompletionCurve:
+    knee = _knee(ends_s)
     return CompletionCurve(
         step=step,
         worker=worker,
@@ -65,14 +68,24 @@ def _curve(step: str, worker: str, ends_s: list[float], most: int) -> Completion
         mean_s=fmean(ends_s),
         std_s=pstdev(ends_s),
         percentiles={f"p{percent:g}": percentile(ends_s, percent) for percent in _PERCENTILES},
-        time_of_80=_time_of_80(ends_s),
+        time_of_80=_time_share(ends_s, _USUAL),
+        knee_requests=knee,
+        knee_time=_time_share(ends_s, knee),
     )
 
 
-def _time_of_80(ends_s: list[float]) -> float:
-    """The share of the time, in percent, after which 80 % of the requests have ended."""
-    needed = -(-len(ends_s) * 80 // 100)
-    return 100 * ends_s[needed - 1] / ends_s[-1] if ends_s[-1] > 0 else 0.0
+def _time_share(ends_s: list[float], percent: float) -> float:
+    """The share of the time, in percent, after which ``percent`` of the requests have ended."""
+    needed = max(1, -(-len(ends_s) * percent // 100))
+    return 100 * ends_s[int(needed) - 1] / ends_s[-1] if ends_s[-1] > 0 else 0.0
+
+
+def _knee(ends_s: list[float]) -> float:
+    """The share of requests, in percent, at which the curve is highest above its diagonal."""
+    number = len(ends_s)
+    last_s = ends_s[-1] or 1.0
+    place = max(range(number), key=lambda place: (place + 1) / number - ends_s[place] / last_s)
+    return 100 * (place + 1) / number
 
 
 def _gaps(step: str, worker: str, ends_s: list[float], least_s: float) -> Iterator[Gap]:

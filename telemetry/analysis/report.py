@@ -121,6 +121,10 @@ class CompletionCurve(msgspec.Struct, kw_only=True):
     """``p50`` to ``p99.9``: seconds."""
     time_of_80: float = 0.0
     """The share of the time, in percent, in which 80 % of the requests end."""
+    knee_requests: float = 0.0
+    """The share of requests, in percent, at which the curve bends …"""
+    knee_time: float = 0.0
+    """… and the share of the time in which they end."""
 
 
 class Gap(msgspec.Struct, kw_only=True):

@@ -48,6 +48,7 @@ def test_the_published_figures_come_back(report_of: Report) -> None:
         assert sum(shares.values()) == pytest.approx(100, abs=0.001)
     for step, curve in zip(report.steps, report.curves, strict=True):
         assert curve.time_of_80 == pytest.approx(40, abs=0.5)
+        assert (curve.knee_requests, curve.knee_time) == pytest.approx((80, 40), abs=0.5)
         assert tail_sentence([curve]) == "80 % of the requests end in the first 40 % of the time."
         assert curve.percentiles["p50"] == pytest.approx(0.25 * 0.7405 * step.seconds, rel=0.02)
         assert curve.num_requests == 100
