@@ -25,7 +25,8 @@ class SharedEngineRecords:
         self._engines[run_id] = {without_login(engine_root(url)) for url in urls}
         for each in list(self._engines):
             shared = self._shared(each)
-            if shared != self._recorded.get(each, ([], [])):
+            # The first set of a run is recorded even if it is empty: an earlier server may have been killed.
+            if shared != self._recorded.get(each):
                 self._recorded[each] = shared
                 with suppress(KeyError):  # the run was removed
                     trace = self._traces.get(each)

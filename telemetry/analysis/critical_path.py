@@ -62,8 +62,9 @@ def critical_path(step: ProfileStep) -> CriticalPath:
 def _waits(step: ProfileStep) -> list[ReadTimes]:
     if step.reads:
         return sorted(step.reads, key=lambda read: (read.asked_s, read.satisfied_s))
-    groups = list(step.ready_s)
-    if step.asked_s is not None or not step.requests or groups:
+    # While rollouts still run, the trainer does not wait for the groups that are ready.
+    groups = [] if step.is_open else list(step.ready_s)
+    if step.asked_s is not None or not step.requests or step.ready_s:
         asked_s = step.begin_s if step.asked_s is None else step.asked_s
         satisfied_s = step.end_s if step.satisfied_s is None else step.satisfied_s
         return [ReadTimes(asked_s, satisfied_s, satisfied_s, step.released_by, groups)]

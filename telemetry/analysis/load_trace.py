@@ -67,10 +67,14 @@ class TraceTimeline:
         used = {group for read in plan.reads for group in read.groups}
         for request in step.requests:
             request.is_used = request.group in used and request.ending == "finished"
-            request.discarded = self._index.groups[request.group].discarded_why if request.group not in used else ""
+            request.discarded = self._discarded_why(request) if request.group not in used else ""
         self._add_ready(step, [*dict.fromkeys([*plan.groups, *used])])
         self._complete(step)
         return step
+
+    def _discarded_why(self, request: Request) -> str:
+        group = self._index.groups.get(request.group)
+        return group.discarded_why if group else ""
 
     def _requests(self, groups: Iterable[str]) -> list[Request]:
         return sorted(map(request_of, self._db.rollouts(groups)), key=lambda request: request.begin_s)
@@ -129,7 +133,7 @@ class TraceTimeline:
         self._add_ready(step, self._left_over)
         for request in requests:
             # Nothing has been read yet, so a finished request may still be used, unless its group was discarded.
-            request.discarded = self._index.groups[request.group].discarded_why
+            request.discarded = self._discarded_why(request)
             request.is_used = request.ending == "finished" and not request.discarded
         self._complete(step)
         return step

@@ -99,7 +99,7 @@ def _add_step(report: ProfileReport, run: _WholeRun, whole: ProfileStep, worker:
     path = critical_path(whole)
     step = whole if worker is None else _only_worker(whole, worker)
     summary = step_summary.summarise(step, path)
-    explained = explain(step, summary, path, run.engines.calls)
+    explained = explain(whole, summary, path, run.engines.calls)
     summary.s_per_token = explained.book.s_per_token
     report.steps.append(summary)
     report.curves += completion.curves_of(step, summary)
@@ -110,8 +110,8 @@ def _add_step(report: ProfileReport, run: _WholeRun, whole: ProfileStep, worker:
     run.found += explained.findings[:_PER_STEP]
     run.unsure += explained.unsure
     run.what_ifs.add(step, summary)
-    run.engines.add(explained.book, step.requests)
-    run.failures.add(step)
+    run.engines.add(explained.book, whole.requests)
+    run.failures.add(whole)
     run.costliest.add(step, summary, explained.findings)
 
 
@@ -137,7 +137,7 @@ def _add_findings(report: ProfileReport, run: _WholeRun) -> None:
     report.lanes = run.costliest.results()
     constant = step_trends.constant_phases(steps)
     over_steps = step_trends.over_steps(steps, run.found, run.unsure)
-    found = [each for each in (*run.found, *over_steps, *constant) if not run.distrust.hides(each)]
+    found = run.distrust.believed([*run.found, *over_steps, *constant])
     report.notes += run.distrust.notes()
     report.findings = [*run.failures.findings(steps), *ranked(found, steps)]
     report.sentences = [*run.failures.sentences(), *step_summary.over_steps(steps), *run.what_ifs.sentences()]

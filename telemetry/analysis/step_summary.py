@@ -133,9 +133,10 @@ def _add_thrown(summary: StepSummary, step: ProfileStep) -> None:
     given_up = [request for request in unused.values() if request.discarded in _GIVEN_UP]
     summary.thrown_requests = len(thrown) + step.num_unlisted_thrown
     summary.thrown_s, summary.thrown_tokens = _spent(step, thrown)
-    summary.broken_attempts = sum(request.num_broken for request in step.requests)
-    summary.broken_s = sum(request.broken_s for request in step.requests)
-    summary.broken_tokens = sum(request.broken_tokens for request in step.requests)
+    kept = [request for request in step.requests if request.request_id not in unused]
+    summary.broken_attempts = sum(request.num_broken for request in kept)
+    summary.broken_s = sum(request.broken_s for request in kept)
+    summary.broken_tokens = sum(request.broken_tokens for request in kept)
     summary.discarded_requests = dict(Counter(request.discarded for request in given_up))
     summary.discarded_s, summary.discarded_tokens = _spent(step, given_up)
 

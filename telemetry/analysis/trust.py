@@ -1,6 +1,7 @@
 """Whether the data of a log can be true. Findings that would rest on data that cannot be are not reported."""
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 from statistics import median
 
@@ -67,11 +68,14 @@ class Distrust:
             )
         return found
 
-    def hides(self, finding: Finding) -> bool:
-        """Whether ``finding`` is based on data that cannot be true."""
+    def believed(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Those of ``findings`` that are not based on data that cannot be true."""
+        steps = self._overlong.keys() | self._overlapping().keys() | self._repeated.keys()
+        return [finding for finding in findings if not self._hides(finding, steps)]
+
+    def _hides(self, finding: Finding, steps: Collection[str]) -> bool:
         if finding.cause in NEED_TOKENS and self._lacks_tokens():
             return True
-        steps = self._overlong.keys() | self._overlapping().keys() | self._repeated.keys()
         path = finding.path
         if not path.step or finding.share_of == "run":
             return 2 * len(steps) > len(self._bounds)

@@ -250,7 +250,7 @@ class Weights(_Record, tag="weights"):
 
 
 class SharedEngines(_Record, tag="shared"):
-    """The server's other runs that use the same engines have changed."""
+    """Which engines other runs of the server use: when the run starts, and when that changes."""
 
     t: Nanoseconds
     engines: list[str] = []

@@ -97,3 +97,42 @@ def test_calls_are_slower_while_another_run_uses_the_engines(trace: PlantedTrace
     assert finding.cause == "shared_engines"
     assert finding.seconds == pytest.approx(20, rel=0.01)
     assert "another run uses the same engines: calls take 2 times as long" in finding.sentence
+
+
+def test_a_trainer_is_not_late_while_rollouts_still_run(trace: PlantedTrace) -> None:
+    run, server = trace.file("run"), trace.file("server")
+    run.rollout("a/0", 0, 10)
+    server.group("a", "ready", 10, last="a/0")
+    server.read(0, 10, 10.1, ["a"], step=0, by="a")
+    run.rollout("b/0", 10, 25)
+    server.group("b", "ready", 25, last="b/0")
+    run.open("attempt", 10, "c/0", group="c")
+    server.open("read", 50, "")
+    run.span("agent", 10, 100, "c/0", group="c")
+    assert "late_trainer" not in {finding.cause for finding in report_of(trace).findings}
+
+
+def test_one_worker_is_still_compared_with_the_others(trace: PlantedTrace) -> None:
+    run, server = trace.file("run"), trace.file("server")
+    for slot in range(16):
+        engine, end = ("http://e1", 10) if slot % 2 else ("http://e2", 30)
+        turns = [(0, end, {"decode": float(end)}, {"engine": engine, "sampled": 100})]
+        run.rollout(f"a/{slot}", 0, end, engine=engine, turns=turns, sampled=100)
+    server.group("a", "ready", 30, last="a/14")
+    server.read(0, 30, 30.1, ["a"], step=0, by="a")
+    for worker in ("http://e1", "http://e2"):
+        report = analyse(load(trace.folder), worker=worker)
+        assert [(finding.cause, finding.path.worker) for finding in report.findings] == [("slow_engine", "http://e2")]
+
+
+def test_many_reads_that_wait_a_little_for_one_cause_are_a_finding(trace: PlantedTrace) -> None:
+    run, server = trace.file("run"), trace.file("server")
+    for place in range(25):
+        begin = 4 * place
+        attempt = run.rollout(f"{place}/0", begin, begin + 4, phases={"admission": 3.0, "decode": 1.0})
+        run.span("admission", begin, begin + 3, f"{place}/0", up=attempt, group=str(place))
+        run.span("decode", begin + 3, begin + 4, f"{place}/0", up=attempt, group=str(place), turn=0)
+        server.group(str(place), "ready", begin + 4, last=f"{place}/0")
+        server.read(begin, begin + 4, begin + 4, [str(place)], step=0, by=str(place))
+    (finding,) = report_of(trace).findings
+    assert (finding.cause, finding.seconds) == ("admission", pytest.approx(75, rel=0.01))

@@ -109,7 +109,7 @@ class EngineBook:
         self._by_engine: dict[str, list[WorkCall]] = defaultdict(list)
         for call in sorted(self.calls, key=lambda call: call.begin_s):
             self._by_engine[self._place_of(call)].append(call)
-        here = {name: list(own) for name, own in self._by_engine.items() if name != SHARED}
+        here = {name: list(own) for name, own in self._by_engine.items() if name not in (SHARED, "")}
         for name in earlier if SHARED in self._by_engine else self._by_engine.keys() & earlier.keys():
             own = self._by_engine[name]
             own[:0] = earlier[name][len(own) - _FEW_CALLS :] if len(own) < _FEW_CALLS else ()
@@ -159,7 +159,7 @@ class EngineBook:
 
         The last ones are compared with the last ones: an engine may slow down. Empty with fewer than two engines.
         """
-        known = {name: own for name, own in self._by_engine.items() if len(own) >= _MIN_CALLS}
+        known = {name: own for name, own in self._by_engine.items() if name and len(own) >= _MIN_CALLS}
         if len(known) < 2:
             return {}
         whole = {name: self._factor(own) for name, own in known.items()}

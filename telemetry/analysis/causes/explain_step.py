@@ -24,7 +24,7 @@ from forebay.telemetry.numbers import seconds_text
 _MAX_EVENTS = 300
 _OF_TURNS = ("engine_away", "engine_queue", "hold")
 """Causes of waiting that have a turn."""
-_MOST_WAITS = 20
+_MOST_WAITS = 200
 """Waits of a step that are explained, the longest: a trainer may read one group at a time."""
 
 
@@ -51,6 +51,8 @@ def explain(
     explained = ExplainedStep(usual.book)
     whole = list(step_findings.costs_of(step, summary, path))
     barrier = step_findings.late_worker(step, summary, path, usual.book.slow)
+    if barrier is not None and not _is_worth(barrier):
+        barrier = None
     contributions: list[_Contribution] = []
     waits = [wait for wait in path.waits if wait.request is not None]
     for wait in longest(waits, _MOST_WAITS, lambda wait: wait.end_s - wait.begin_s):
@@ -60,9 +62,12 @@ def explain(
     sure = [each for each in contributions if each.excess.is_sure]
     explained.unsure = list(_together(summary, [each for each in contributions if not each.excess.is_sure]))
     found_here = [*whole, *([barrier] if barrier else []), *_together(summary, sure)]
-    known = [finding for finding in found_here if finding.share >= MIN_SHARE and finding.seconds >= MIN_S]
-    explained.findings = sorted(known, key=lambda finding: -finding.seconds)
+    explained.findings = sorted(filter(_is_worth, found_here), key=lambda finding: -finding.seconds)
     return explained
+
+
+def _is_worth(finding: Finding) -> bool:
+    return finding.share >= MIN_SHARE and finding.seconds >= MIN_S
 
 
 @dataclass(slots=True)
@@ -84,12 +89,16 @@ def _contributions(
     spent, lost_s = _seconds_on_path(step, wait)
     if lost_s:
         yield _of_failures(request, lost_s + spent.pop("retry", 0.0))
-    for excess in [*_waiting(request, spent), *usual.excesses_of(request, wait.end_s - wait.begin_s)]:
+    excesses = usual.excesses_of(request, wait.end_s - wait.begin_s)
+    # A wait may have begun when part of the engines' work was done.
+    engine_s = sum(spent.get(name, 0.0) for name in ENGINE)
+    part = min(1.0, engine_s / (sum(each.seconds for each in excesses if each.is_work_of_engine) or 1.0))
+    for excess in [*_waiting(request, spent), *excesses]:
         if barrier is not None and request.worker == barrier.path.worker and excess.is_work_of_engine:
             continue
-        phases = ENGINE if excess.is_work_of_engine else excess.parts
-        seconds = min(excess.seconds, sum(spent.get(name, 0.0) for name in phases))
-        if seconds > 0 and seconds >= kind_of(excess.phase).min_share * step.duration_s:
+        on_path_s = sum(spent.get(name, 0.0) for name in excess.parts)
+        seconds = part * excess.seconds if excess.is_work_of_engine else min(excess.seconds, on_path_s)
+        if seconds > 0:
             yield _contribution(request, excess, seconds, usual)
 
 
@@ -178,6 +187,8 @@ def _together(summary: StepSummary, contributions: Iterable[_Contribution]) -> I
     for (cause, _), own in places.items():
         worst = max(own, key=lambda each: each.seconds)
         seconds = sum(each.seconds for each in own)
+        if seconds < kind_of(worst.excess.phase).min_share * summary.seconds:
+            continue
         text = worst.text.replace(COST, seconds_text(seconds))
         yield of_step(summary, cause, seconds, text, worst.path)
 

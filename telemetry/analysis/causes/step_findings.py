@@ -43,14 +43,15 @@ def costs_of(step: ProfileStep, summary: StepSummary, path: CriticalPath) -> Ite
 
 def _late_trainer(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
     """The trainer asked late, and meanwhile nothing was generated. If rollouts went on, it kept up with them."""
-    if step.asked_s is None or step.released_by or not step.ready_s or len(step.reads) >= _FEW_READS:
+    ready = _delivered(step)
+    if step.is_open or step.asked_s is None or step.released_by or not ready or len(step.reads) >= _FEW_READS:
         return
     # Groups that were ready before the previous step ended waited for that step, not for this request.
-    late_s = step.asked_s - max(step.begin_s, *step.ready_s.values())
+    late_s = step.asked_s - max(step.begin_s, *ready)
     if step.idle_s is not None:
         late_s = min(late_s, step.idle_s)
     if late_s > 0:
-        num = len(step.ready_s)
+        num = len(ready)
         last = f"the last of its {num} groups" if num > 1 else "its group"
         text = f"the trainer asked {seconds_text(late_s)} after {last} was ready: the rollouts waited for it"
         yield of_step(summary, "late_trainer", late_s, text, EventPath(event="train"))
@@ -59,7 +60,8 @@ def _late_trainer(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
 def _small_reads(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
     """Reads that returned few groups although more were ready. One read could have returned all when the last was."""
     reads = sorted(step.reads, key=lambda read: read.asked_s)
-    if len(reads) < _FEW_READS or not step.ready_s:
+    ready = _delivered(step)
+    if len(reads) < _FEW_READS or not ready:
         return
     num_small = sum(
         any(step.ready_s.get(group, later.sent_s) <= read.asked_s for later in reads[place:] for group in later.groups)
@@ -67,13 +69,19 @@ def _small_reads(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
     )
     if num_small < _HALF * (len(reads) - 1):
         return
-    seconds = reads[-1].sent_s - max(reads[0].asked_s, *step.ready_s.values())
+    seconds = reads[-1].sent_s - max(reads[0].asked_s, *ready)
     per_read = fmean(len(read.groups) for read in reads)
     text = (
-        f"the trainer read its {len(step.ready_s)} groups in {len(reads)} reads of {per_read:.3g}, although more "
+        f"the trainer read its {len(ready)} groups in {len(reads)} reads of {per_read:.3g}, although more "
         f"were ready: the last one ended {seconds_text(seconds)} after all groups were ready"
     )
     yield of_step(summary, "small_reads", seconds, text, EventPath(event="read"))
+
+
+def _delivered(step: ProfileStep) -> list[float]:
+    """When each group was ready that the step's reads delivered."""
+    groups = [group for read in step.reads for group in read.groups] or list(step.ready_s)
+    return [step.ready_s[group] for group in groups if group in step.ready_s]
 
 
 def _blocked_loops(step: ProfileStep, summary: StepSummary, path: CriticalPath) -> Iterator[Finding]:
@@ -171,7 +179,7 @@ def _waste(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:
     if number := summary.thrown_requests:
         wanted = summary.num_requests - num_discarded
         cost = spent(summary.thrown_s, summary.thrown_tokens)
-        parts.append(f"{wanted - number} of {wanted:,} requests were used; the other {number} {cost}")
+        parts.append(f"{summary.num_used:,} of {wanted:,} requests were used; {number} that were thrown away {cost}")
     if number := summary.broken_attempts:
         cost = spent(summary.broken_s, summary.broken_tokens)
         parts.append(f"{number:,} attempts that were stopped at their cap and run again {cost}")

@@ -1,6 +1,6 @@
 """Compares the steps of a run: what grew in a slow step, what grows all the time, and what never changes."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
@@ -74,10 +74,13 @@ def _slow_steps(steps: Sequence[StepSummary], found: Sequence[Finding], unsure: 
     """Slow steps of which ``found`` explains less than half, each with the phase that grew."""
     usual_s = median([step.seconds for step in steps])
     explained: dict[str, float] = defaultdict(float)
+    usual_causes = Counter(finding.cause for finding in found)
     for finding in found:
-        explained[finding.path.step] += finding.seconds
+        if usual_causes[finding.cause] < _HALF * len(steps):  # what every step loses does not explain a slow one
+            explained[finding.path.step] += finding.seconds
     spent = {step.name: _spent_s(step) for step in steps}
-    usual = {name: median([each.get(name, 0.0) for each in spent.values()]) for own in spent.values() for name in own}
+    names = {name for own in spent.values() for name in own}
+    usual = {name: median([each.get(name, 0.0) for each in spent.values()]) for name in names}
     for step in outlier_steps(steps):
         step.is_outlier = True
         beyond_s = step.seconds - usual_s
