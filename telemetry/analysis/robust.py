@@ -37,17 +37,19 @@ def log_deviations(values: Sequence[float], least_spread: float = MIN_LOG_SPREAD
     Iglewicz and Hoaglin, "How to Detect and Handle Outliers", with logarithms, because durations are skewed.
     """
     logs = [math.log(max(value, 1e-9)) for value in values]
-    center = median(logs)
-    spread = max(MAD_TO_SIGMA * median([abs(value - center) for value in logs]), least_spread)
-    return [(value - center) / spread for value in logs]
+    center, spread = _center_and_spread(logs)
+    return [(value - center) / max(spread, least_spread) for value in logs]
 
 
 def deviation_of(value: float, values: Sequence[float], least_spread: float, most_spread: float) -> float:
     """As ``log_deviations``, of one value among ``values``; the spread is at least and at most the given ones."""
-    logs = [math.log(max(each, 1e-3)) for each in values]
-    center = median(logs)
-    spread = MAD_TO_SIGMA * median([abs(each - center) for each in logs])
+    center, spread = _center_and_spread([math.log(max(each, 1e-3)) for each in values])
     return (math.log(max(value, 1e-3)) - center) / min(max(spread, least_spread), most_spread)
+
+
+def _center_and_spread(logs: Sequence[float]) -> tuple[float, float]:
+    center = median(logs)
+    return center, MAD_TO_SIGMA * median([abs(value - center) for value in logs])
 
 
 def variation(values: Sequence[float]) -> float:

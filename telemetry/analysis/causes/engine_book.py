@@ -35,7 +35,7 @@ _TOGETHER = 0.8
 _SILENT_SHARE = 0.2
 """… and if these calls are of this share of its requests."""
 _TRIMMED = 0.1
-"""This share of an engine's calls, the slowest, is left out: a single stall is no slow engine."""
+"""This share of an engine's calls, the slowest, is left out: a single stall does not make an engine slow."""
 _LATE = 1 / 3
 """An engine that slows down is judged by this share of its calls, the last ones."""
 _COLDER = 0.2
@@ -127,6 +127,10 @@ class EngineBook:
         """What ``call`` needs at the rate that the engines share."""
         return self._lines.get(call.turn, self._all).at(call.tokens)
 
+    def beyond_s(self, call: WorkCall) -> float:
+        """What ``call`` took beyond that; negative if it was faster."""
+        return call.work_s - self.expected_s(call)
+
     def slow_place_of(self, call: WorkCall) -> str:
         """The key in ``slow`` that explains a call; "" if none does."""
         place = self._place_of(call)
@@ -169,7 +173,7 @@ class EngineBook:
 
     def _factor(self, own: Sequence[WorkCall]) -> float:
         """How many times as long as expected most of the calls took; 1.0 if only a few of them were slow."""
-        by_excess = sorted(own, key=lambda call: call.work_s - self.expected_s(call))
+        by_excess = sorted(own, key=self.beyond_s)
         kept = by_excess[: len(own) - max(1, round(_TRIMMED * len(own)))]
         needed = sum(map(self.expected_s, kept))
         if needed <= 0:
@@ -182,7 +186,7 @@ class EngineBook:
     def _slow(self, name: str, factor: float) -> SlowEngine:
         own = self._by_engine[name]
         others = [call for other in self._fast for call in self._by_engine[other]]
-        beyond_s = median([call.work_s - self.expected_s(call) for call in own])
+        beyond_s = median(list(map(self.beyond_s, own)))
         first = self._factor(own[: len(_last_of(own))])
         grew = self._factor(_last_of(own)) / first if first > 0 else 1.0
         cause, part, mine, usual = _slower_part(own, others, self._fixed_s(own))
@@ -222,7 +226,7 @@ class EngineBook:
             return None
         begins, ends = sorted(call.begin_s for call, _ in slow), sorted(call.end_s for call, _ in slow)
         open_s = percentile(ends, 100 * _TRIMMED) - percentile(begins, 100 - 100 * _TRIMMED)
-        before = [call.work_s - self.expected_s(call) for call in self._earlier.get(name, ())[-_FEW_CALLS:]]
+        before = list(map(self.beyond_s, self._earlier.get(name, ())[-_FEW_CALLS:]))
         if open_s < _TOGETHER * beyond_s or median(before) >= _HALF * beyond_s:
             return None
         return SlowEngine("stalled_engine", "", beyond_s, 0.0, 1.0, beyond_s, 1.0)

@@ -1,7 +1,7 @@
 """The findings of a step: what each of its waits waited for, and what costs the step as a whole.
 
 The request that a wait waited for last is always explained. Each of its causes counts with the seconds that were spent
-on the path of the wait; causes that cost too little are no findings.
+on the path of the wait; causes that cost too little are left out.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ class ExplainedStep:
     book: EngineBook
     findings: list[Finding] = field(default_factory=list)
     unsure: list[Finding] = field(default_factory=list)
-    """What explains the step if it was slow, and is no finding otherwise."""
+    """What explains the step if it was slow; otherwise it is left out."""
     requests: list[OutlierRequest] = field(default_factory=list)
     """The requests that it waited for last."""
 
@@ -166,7 +166,7 @@ def _event_of(request: Request, excess: Excess) -> str:
         return phase
     own = [event for event in request.events if event.name == phase and event.info.get("tool")]
     if own:
-        return str(max(own, key=lambda event: event.end_s - event.begin_s).info["tool"])
+        return str(max(own, key=_seconds_of).info["tool"])
     named = request.turns[excess.turn].tools if excess.turn is not None else ()
     return named[0] if len(named) == 1 else phase
 

@@ -118,7 +118,7 @@ class UsualRequest:
         calls = calls_of(request)
         if not calls:
             return
-        single = {call.turn: self._beyond_s(call) - self._systemic_s(call) for call in calls}
+        single = {call.turn: self.book.beyond_s(call) - self._systemic_s(call) for call in calls}
         numbered = bool(request.turns)
         by_engine: dict[str, float] = defaultdict(float)
         for call in calls:
@@ -140,16 +140,13 @@ class UsualRequest:
             cause = "stalled_engine" if self._is_stall(worst, calls) else "slow_rate"
             yield Excess(cause, {"engine": slow_s}, worst.turn if numbered else None, worst.engine)
 
-    def _beyond_s(self, call: WorkCall) -> float:
-        return call.work_s - self.book.expected_s(call)
-
     def _systemic_s(self, call: WorkCall) -> float:
         """The part of a call's excess that all calls at its engine have."""
         slow = self.book.slow.get(self.book.slow_place_of(call))
         if slow is None:
             return 0.0
         usual_s = max((slow.factor - 1) * self.book.expected_s(call), slow.beyond_s)
-        beyond_s = self._beyond_s(call)
+        beyond_s = self.book.beyond_s(call)
         return max(0.0, beyond_s if beyond_s <= _SYSTEMIC * usual_s else usual_s)
 
     def _is_slow(self, call: WorkCall) -> bool:
@@ -164,7 +161,7 @@ class UsualRequest:
         return ratios[worst.turn] >= (_STALL_ALONE if is_alone else _STALL_AMONG_TURNS)
 
     def _is_long(self, request: Request) -> bool:
-        """Whether its answer is no part of the variation of lengths, or the step ran half of its time for it alone."""
+        """Whether its length is outside the usual variation, or half of the step was spent on it alone."""
         before = [end_s for end_s in self._ends_s if end_s < request.end_s]
         alone_s = request.end_s - before[-1] if before else 0.0
         longer_s = self._needs.get(request.request_id, 0.0) - self._needs_s
@@ -173,7 +170,7 @@ class UsualRequest:
 
 
 def _far_apart(values: dict[str, float], least: float) -> set[str]:
-    """The names whose values are far above all others: the spacing is no part of the tail of a distribution.
+    """The names whose values are far above all others: the spacing does not fit the tail of a distribution.
 
     In an exponential tail, the i-th spacing from the top, times i, has the same mean for all i.
     """
