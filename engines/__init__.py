@@ -1,13 +1,14 @@
 """Clients of inference servers: pick an engine for each call, administer engines, and read their replies.
 
-Input: the addresses of a run (``remote_engine_url``): SGLang, an SGLang router, or any OpenAI-compatible server.
+Input: the addresses of a run (``remote_engine_url``): SGLang, an SGLang router, vLLM, or any OpenAI-compatible server.
 
 - ``abc.py``: the interface of an engine client. ``openai.py`` and ``sglang.py`` (with a router's workers) implement
   it; ``detect.py`` finds out which of the two an address needs;
+- ``dialect.py``: what differs between kinds of engines in a call: its id, its cache key, the fields it is asked with;
 - ``pool.py``: the engines of a run. It assigns the least loaded engine to each rollout and waits while none answers;
 - ``router_workers.py``: every HTTP call to one server, or one worker of a router, except chats. Built on it:
-  ``aborts.py`` (stops calls by a prefix of their ``rid``) and ``weight_updates.py`` (pauses all workers, loads
-  weights, resumes);
+  ``vllm_admin.py`` (the same for vLLM), ``aborts.py`` (stops calls by a prefix of their ``rid``) and
+  ``weight_updates.py`` (pauses all workers, loads weights, resumes);
 - ``cache_keys.py``: the cache key of each call, so that the weights behind a logprob are known;
 - ``sampling_defaults.py``: the engine's defaults for sampling parameters that a call omits;
 - ``connections.py``: one connection per call in flight; ``bounded_replies.py``: limits the size of a reply;

@@ -22,8 +22,8 @@ from forebay.engines.capture.turn import Turn, VersionSpan, merged
 logger = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 4096
-SEPARATOR = "/"
-"""Separates our key from the caller's own ``extra_key``, which partitions the cache further."""
+SEPARATOR = "."
+"""Separates our key from the caller's own ``extra_key``, which partitions the cache further. vLLM refuses "/"."""
 
 
 @dataclass(eq=False, slots=True)

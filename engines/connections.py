@@ -18,6 +18,8 @@ from forebay.engines.bounded_replies import PlainParts, limit_bytes, offer_gzip
 
 KEPT = 256
 """Maximum idle connections to one server kept for later requests."""
+KEPT_S = 4.0
+"""Seconds until an idle connection is closed. Engines close it later (uvicorn after 5 s), so no request is lost."""
 
 T = TypeVar("T")
 
@@ -139,7 +141,8 @@ class EngineConnections(AsyncExchange, httpx.AsyncBaseTransport):
     body_type = _Body
 
     def __init__(self) -> None:
-        super().__init__(lambda: httpx.AsyncHTTPTransport(verify=tls()))
+        limits = httpx.Limits(keepalive_expiry=KEPT_S)
+        super().__init__(lambda: httpx.AsyncHTTPTransport(verify=tls(), limits=limits))
 
 
 def names_proxies() -> bool:

@@ -4,9 +4,12 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Self
 
+import httpx
+
 from forebay.core.errors import EngineError
 from forebay.engines.abc import ABORT_TIMEOUT_S, Engine, EngineLoad, ModelInfo
 from forebay.engines.chat_template import ChatTemplate
+from forebay.engines.dialect import PLAIN, SGLANG, VLLM, EngineDialect
 from forebay.engines.openai import OpenAIEngine
 from forebay.engines.router_workers import PROBE_TIMEOUT_S, WorkerAdmin, admin_client, root_url
 from forebay.engines.sglang import SGLangEngine
@@ -15,14 +18,13 @@ from forebay.engines.sglang import SGLangEngine
 SGLANG_PATHS = ("/model_info", "/get_model_info", "/workers")
 
 
-async def is_sglang(url: str, *, api_key: str | None = None) -> bool:
-    """Whether ``url`` is an SGLang server or router. Raises ``EngineUnavailable`` if it is unreachable."""
-    async with admin_client(api_key, PROBE_TIMEOUT_S) as http:
-        admin = WorkerAdmin(http, root_url(url))
-        for path in SGLANG_PATHS:
-            if await admin.answers(path):
-                return True
-    return False
+async def dialect_by(http: httpx.AsyncClient, url: str) -> EngineDialect:
+    """Return the kind of the engine at ``url``, which has no ``/v1``. Raises ``EngineUnavailable``."""
+    admin = WorkerAdmin(http, url)
+    for path in SGLANG_PATHS:
+        if await admin.answers(path):
+            return SGLANG
+    return VLLM if await admin.is_vllm() else PLAIN
 
 
 class DetectedEngine(Engine):
@@ -92,10 +94,12 @@ class DetectedEngine(Engine):
 
     async def _find(self) -> SGLangEngine | OpenAIEngine:
         engine: SGLangEngine | OpenAIEngine
-        if await is_sglang(self.url, api_key=self._api_key):
+        async with admin_client(self._api_key, PROBE_TIMEOUT_S) as http:
+            dialect = await dialect_by(http, self.url)
+        if dialect is SGLANG:
             engine = SGLangEngine(self.url, api_key=self._api_key, model=self._model, template=self._template)
         else:
-            engine = OpenAIEngine(self.url, api_key=self._api_key, model=self._model)
+            engine = OpenAIEngine(self.url, api_key=self._api_key, model=self._model, dialect=dialect)
         self._found = await self._stack.enter_async_context(engine)
         return engine
 

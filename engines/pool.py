@@ -15,18 +15,17 @@ from forebay.core.addresses import without_login
 from forebay.core.backoff import Backoff
 from forebay.core.clock import Clock, SystemClock
 from forebay.core.errors import EngineError, InvalidInput
+from forebay.core.starts.asked_arrays import NO_ARRAYS, AskedArrays
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.abc import EngineLoad
 from forebay.engines.cache_keys import CacheKey, CacheKeys
-from forebay.engines.capture.fill_gaps import weight_version_of
 from forebay.engines.capture.notices import CaptureNotices
 from forebay.engines.capture.policy_calls import marked
-from forebay.engines.capture.sampling_params import UNKNOWN_DEFAULTS, EngineDefaults
 from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_template import ChatTemplate
 from forebay.engines.detect import DetectedEngine
-from forebay.engines.router_workers import WorkerAdmin, admin_client
-from forebay.engines.sampling_defaults import engine_defaults
+from forebay.engines.dialect import SGLANG, EngineDialect
+from forebay.engines.router_workers import admin_client
 from forebay.engines.sglang import SGLangEngine
 from forebay.telemetry.tracing.spans import SpanHandle
 
@@ -52,7 +51,7 @@ class Target:
 
     url: str
     model: str
-    is_sglang: bool
+    dialect: EngineDialect
     engine: DetectedEngine
     router: SGLangEngine | None = None
 
@@ -68,7 +67,7 @@ class Member:
         self.in_flight = 0
         self.last_asked_ns = 0
         self.failures = 0
-        self.defaults = UNKNOWN_DEFAULTS
+        self.defaults = server.dialect.unknown_defaults
         """The server's last reported defaults for omitted parameters."""
         self.ask_from_s = 0.0
         """When to ask for the defaults, by the monotonic clock: after a failure, another server may answer."""
@@ -110,7 +109,7 @@ class EnginePool:
 
     ``on_waiting`` is called with True when a rollout waits because no engine is available, with False when one answers.
     ``template`` is the model's chat template, for routers whose workers cannot be reached. ``policy_models`` are the
-    model names of the policy; None for any name.
+    model names of the policy; None for any name. ``arrays`` are the side arrays to ask for in its calls.
     """
 
     def __init__(
@@ -122,12 +121,14 @@ class EnginePool:
         on_waiting: Callable[[bool], None],
         template: ChatTemplate | None = None,
         policy_models: Iterable[str] | None = None,
+        arrays: AskedArrays = NO_ARRAYS,
     ) -> None:
         listed = urls.split(",") if isinstance(urls, str) else urls
         stripped = dict.fromkeys(url.strip() for url in listed if url.strip())
         if not stripped:
             raise InvalidInput(f"remote_engine_url contains no address (got {urls!r})", field="remote_engine_url")
         self.api_key = api_key
+        self.arrays = arrays
         self.weight_version: int | None = None
         """Version of the trainer's last announcement, if known here."""
         self.notices = CaptureNotices()
@@ -178,15 +179,19 @@ class EnginePool:
 
     async def weights_at(self, url: str) -> str | None:
         """Return the weight version of the server at ``url``; None if it reports none."""
-        return await weight_version_of(self._http, url)
+        with suppress(EngineError, TimeoutError):
+            return await self.dialect_at(url).admin(self._http, url).weight_version()
+        return None
+
+    def dialect_at(self, url: str) -> EngineDialect:
+        """Return the kind of the server at ``url``."""
+        member = self._members.get(url)
+        return SGLANG if member is None else member.server.dialect
 
     async def load_at(self, url: str) -> EngineLoad | None:
         """Return the load of the server at ``url``; None if it does not report its load or does not answer."""
-        member = self._members.get(url)
-        if member is None or not member.server.is_sglang:
-            return None
         with suppress(EngineError, TimeoutError):
-            return await WorkerAdmin(self._http, url).load()
+            return await self.dialect_at(url).admin(self._http, url).load() if self._knows_aborts(url) else None
         return None
 
     def ask_load(self, span: SpanHandle, loop: asyncio.AbstractEventLoop) -> Mapping[str, Any] | None:
@@ -287,15 +292,15 @@ class EnginePool:
 
     def _knows_aborts(self, url: str) -> bool:
         member = self._members.get(url)
-        return member is not None and member.server.is_sglang
+        return member is not None and member.server.dialect.rid_name is not None
 
     async def abandon(self, url: str, rid: str) -> None:
         """Abort ``rid`` once, because its client is gone: a server notices a closed connection only after seconds."""
         if not self._knows_aborts(url):
             return
         # A router supports no aborts: they are sent to its reachable workers.
-        router = self._members[url].server.router
-        await (router or WorkerAdmin(self._http, url)).abandon(rid)
+        server = self._members[url].server
+        await (server.router or server.dialect.admin(self._http, url)).abandon(rid)
 
     def template_at(self, url: str) -> ChatTemplate | None:
         """Return the template for chats to ``url`` that must use ``/generate``, or None."""
@@ -365,15 +370,11 @@ class EnginePool:
     async def _ask_defaults(self) -> None:
         now_s = time.monotonic()
         asked = [member for member in self._current if member.ask_from_s <= now_s and not member.failures]
-        answers = await asyncio.gather(*(self._defaults_of(member.server) for member in asked))
+        answers = await asyncio.gather(*(each.server.dialect.defaults(self._http, each.server.url) for each in asked))
         for member, defaults in zip(asked, answers, strict=True):
             # Rollouts wait for the answer, so an engine that is too busy to answer is not asked again for a while.
             member.ask_from_s = now_s + DEFAULTS_AGAIN_S if defaults is None else math.inf
             member.defaults = defaults or member.defaults
-
-    async def _defaults_of(self, server: Target) -> EngineDefaults | None:
-        # Other servers have no route for their defaults.
-        return await engine_defaults(self._http, server.url) if server.is_sglang else UNKNOWN_DEFAULTS
 
     async def _targets_of(self, engine: DetectedEngine) -> list[Target]:
         try:
@@ -385,4 +386,4 @@ class EnginePool:
             # Keep the servers known before: they may answer when next asked.
             return [member.server for member in self._members.values() if member.server.engine is engine]
         router = sglang if sglang is not None and sglang.is_through_router else None
-        return [Target(url, model, sglang is not None, engine, router) for url in urls]
+        return [Target(url, model, found.dialect, engine, router) for url in urls]

@@ -4,11 +4,11 @@ Checked against SGLang 0.5.23 and sglang-router 0.3.2.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import msgspec
@@ -85,9 +85,16 @@ class WorkerAdmin:
     reply, ``TimeoutError``; nothing else, whatever the server sends.
     """
 
+    absent: ClassVar[Set[int]] = NOT_SUPPORTED
+    """Statuses of routes that the server lacks."""
+    requirement: ClassVar[str] = "this needs SGLang 0.5.23 or later"
+    """What a server needs for the routes of pauses and weights."""
+    is_idle_once_paused: ClassVar[bool] = False
+    """Whether ``pause`` returns only once nothing is computed any more."""
+
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self.url = url
-        self._http = http
+        self.http = http
 
     async def answers(self, path: str) -> bool:
         """Whether ``GET path`` returns 200."""
@@ -112,6 +119,13 @@ class WorkerAdmin:
         with suppress(LookupError, TypeError):
             return str(body["data"][0]["id"])
         return "default"
+
+    async def is_vllm(self) -> bool:
+        """Whether the server is vLLM. Others have ``/version`` too, and reject the fields that vLLM takes."""
+        if not await self.answers("/version"):
+            return False
+        models = (await self._json("/v1/models") or {}).get("data")
+        return isinstance(models, list) and {"vllm"} == {m.get("owned_by") for m in models[:1] if isinstance(m, dict)}
 
     async def abort(self, rid: str) -> bool:
         """Ask once to stop ``rid``; False if the server supports no aborts. Does not wait for the call to stop."""
@@ -150,6 +164,17 @@ class WorkerAdmin:
             weight_version=None if info.weight_version is None else str(info.weight_version),
             raw=raw,
         )
+
+    async def weight_version(self) -> str | None:
+        """Return the name of the current weights, or ``None`` if the server does not report it."""
+        info = await self.model_info()
+        return info.weight_version if info is not None else None
+
+    async def check_pauses(self) -> None:
+        """Raise ``InvalidInput`` if the server cannot be paused."""
+        if await self.model_info() is None:
+            hint = "announce the weight version without a mode, and update this engine yourself"
+            raise InvalidInput(f"{self.url} is neither SGLang nor vLLM, and cannot be paused", hint=hint, field="mode")
 
     async def server_info(self) -> dict[str, Any] | None:
         """Return the server's start options, or ``None`` if it does not report them."""
@@ -210,13 +235,13 @@ class WorkerAdmin:
     async def _is_done(self, path: str, body: dict[str, Any]) -> bool:
         """Post ``body``; False if the server lacks ``path``."""
         reply = await self._call("POST", path, body)
-        if not reply.is_success and reply.status_code not in NOT_SUPPORTED:
+        if not reply.is_success and reply.status_code not in self.absent:
             raise status_error(self.url, reply.status_code, reply.content)
         return reply.is_success
 
     async def _must(self, path: str, body: dict[str, Any]) -> None:
         if not await self._is_done(path, body):
-            raise EngineError(f"{self.url} has no {path}", status_code=404, hint="this needs SGLang 0.5.23 or later")
+            raise EngineError(f"{self.url} has no {path}", status_code=404, hint=self.requirement)
 
     async def _json(self, path: str) -> dict[str, Any] | None:
         reply = await self._known("GET", path)
@@ -225,7 +250,7 @@ class WorkerAdmin:
     async def _known(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response | None:
         """Return the reply, or ``None`` if the server lacks ``path``."""
         reply = await self._call(method, path, body)
-        if reply.status_code in NOT_SUPPORTED:
+        if reply.status_code in self.absent:
             return None
         if not reply.is_success:
             raise status_error(self.url, reply.status_code, reply.content)
@@ -233,7 +258,7 @@ class WorkerAdmin:
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         try:
-            return await self._http.request(method, self.url + path, json=body)
+            return await self.http.request(method, self.url + path, json=body)
         except EngineError as error:
             raise EngineError(f"{self.url}{path}: {error.message}", hint=error.hint) from error
         except httpx.ConnectTimeout as error:

@@ -14,6 +14,7 @@ from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.abc import ABORT_TIMEOUT_S, Engine, EngineLoad, ModelInfo
 from forebay.engines.aborts import check_prefix, stop_everywhere
 from forebay.engines.chat_template import ChatTemplate
+from forebay.engines.dialect import SGLANG
 from forebay.engines.router_workers import (
     PROBE_TIMEOUT_S,
     UNAVAILABLE_STATUSES,
@@ -39,6 +40,8 @@ class SGLangEngine(Engine):
     (gRPC, separate prefill and decode). With a ``template`` (see ``load_template``) they also do so if no worker is
     reachable from here.
     """
+
+    dialect = SGLANG
 
     def __init__(
         self,

@@ -7,6 +7,8 @@ abort     they end with their tokens so far (finish reason ``abort``), and the c
 retract   they resume after the pause; their cache is dropped and recomputed with the new weights
 in_place  they resume after the pause with the cache of the old weights: their logprobs match no single policy
 ========  ====================================================================================================
+
+vLLM has ``abort`` and ``in_place``, which it calls ``keep``; its pauses return once nothing is computed.
 """
 
 import asyncio
@@ -16,8 +18,9 @@ from contextlib import suppress
 import httpx
 
 from forebay.core.backoff import Backoff
-from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput, WeightUpdateFailed
+from forebay.core.errors import EngineError, EngineUnavailable, WeightUpdateFailed
 from forebay.core.weight_versions import PauseMode, name_apart
+from forebay.engines.detect import dialect_by
 from forebay.engines.router_workers import ADMIN_TIMEOUT_S, WorkerAdmin
 
 PROBE_S = 0.05
@@ -30,14 +33,14 @@ Step = Callable[[WorkerAdmin], Awaitable[None]]
 async def workers_of(http: httpx.AsyncClient, urls: Sequence[str]) -> list[WorkerAdmin]:
     """Return the servers to call: those at ``urls`` (without ``/v1``); for a router, each of its workers once.
 
-    Raises ``EngineUnavailable`` if one does not answer, ``InvalidInput`` if one is not an SGLang server,
+    Raises ``EngineUnavailable`` if one does not answer, ``InvalidInput`` if one cannot be paused,
     ``WeightUpdateFailed`` if one rejects the request.
     """
     try:
         async with asyncio.timeout(ADMIN_TIMEOUT_S):
             listed = await asyncio.gather(*(_behind(http, url) for url in urls))
             admins = {admin.url: admin for admins in listed for admin in admins}
-            await asyncio.gather(*map(_check_is_sglang, admins.values()))
+            await asyncio.gather(*(admin.check_pauses() for admin in admins.values()))
     except EngineUnavailable:
         raise
     except EngineError as error:
@@ -115,18 +118,20 @@ async def resume(admins: Sequence[WorkerAdmin], timeout_s: float) -> list[str]:
 
 
 async def _behind(http: httpx.AsyncClient, url: str) -> list[WorkerAdmin]:
-    front = WorkerAdmin(http, url)
-    listed = await front.workers()
-    return [front] if listed is None else [WorkerAdmin(http, worker.url) for worker in listed if worker.speaks_http]
+    listed = await WorkerAdmin(http, url).workers()
+    if listed is None:
+        return [await admin_at(http, url)]
+    return [WorkerAdmin(http, worker.url) for worker in listed if worker.speaks_http]
 
 
-async def _check_is_sglang(admin: WorkerAdmin) -> None:
-    if await admin.model_info() is None:
-        hint = "announce the weight version without a mode, and update this engine yourself"
-        raise InvalidInput(f"{admin.url} is not an SGLang server and cannot be paused", hint=hint, field="mode")
+async def admin_at(http: httpx.AsyncClient, url: str) -> WorkerAdmin:
+    """Return the administrative calls to the server at ``url``, whatever its kind. Raises ``EngineUnavailable``."""
+    return (await dialect_by(http, url)).admin(http, url)
 
 
 async def _idle(admin: WorkerAdmin, mode: PauseMode, timeout_s: float) -> None:
+    if admin.is_idle_once_paused:
+        return
     if mode == "abort":
         async with asyncio.timeout(timeout_s):
             await _abort_until_idle(admin)
@@ -158,7 +163,7 @@ async def _resume(admin: WorkerAdmin, timeout_s: float) -> bool:
 
 async def _has_resumed(admin: WorkerAdmin) -> bool:
     try:
-        await admin.resume()
+        await (await admin_at(admin.http, admin.url)).resume()  # the caller may not know the kind any more
     except (EngineUnavailable, TimeoutError):
         return False
     except EngineError as error:

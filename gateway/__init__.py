@@ -9,10 +9,10 @@ Steps of a chat:
 1. ``agent_routes.py`` finds run and rollout by the key and reads the body as an engine would (``lenient_json.py``). If
    the agent speaks another protocol, ``dialects/`` translates the body to a chat completion.
 2. ``asgi_calls.py`` makes the call while the agent is connected, and ends it when the agent disconnects.
-3. ``calls.py`` asks the rollout's engine (``engine_http.py``), retries if the connection breaks, and continues what an
-   engine aborts; ``streaming.py`` does so for streams, each in its own task.
-4. ``recording.py`` adds the request fields that make SGLang return tokens, makes turns of the reply, and removes from
-   the reply what the agent did not request.
+3. ``calls.py`` asks the rollout's engine (``engine_http.py``, ``engine_request.py``), retries if the connection breaks,
+   and continues what an engine aborts; ``streaming.py`` does so for streams, each in its own task.
+4. ``recording.py`` adds the request fields that make SGLang or vLLM return tokens, makes turns of the reply, and
+   removes from the reply what the agent did not request.
 5. The turns go to the rollout's session (``runs/sessions.py``), the reply goes back through the dialect.
 
 Text completions and embeddings are forwarded without a record (``unrecorded.py``). Large bodies are parsed in a thread
@@ -22,3 +22,7 @@ Records leave with the reply to a rollout's ``close``. For generators that do no
 samples that these write through it (``runs/captured_run.py``). ``refusals.py`` has the gateway's own errors; errors of
 engines are forwarded.
 """
+
+from forebay.core.lazy_names import require_extra
+
+require_extra("server", "starlette")

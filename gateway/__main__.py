@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
     close_to_others()  # this process holds the keys of all runs in memory
     spec = ParentLink[GatewaySpec](arguments, GatewaySpec).receive()
     os.environ[LIMIT_VARIABLE] = str(spec.max_engine_reply_bytes)
-    set_up_logging(spec.log_level)
+    set_up_logging(spec.log_level, spec.log_format)
     # Hidden, because the server's log would show "application startup complete" as if the server had logged it.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listening = socket.socket(fileno=int(arguments[0]))

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forebay.core.errors import BodyTooLarge, BufferFull
 from forebay.core.sample import WRITER_HEADER
 from forebay.engines.capture.policy_calls import is_left_out
+from forebay.engines.dialect import CHATS
 from forebay.gateway.asgi_calls import Exchange, PassedOn, json_reply, raw_reply, refusal_reply
-from forebay.gateway.calls import CHATS
 from forebay.gateway.dialects.anthropic.from_chat import from_models, from_tokenize
 from forebay.gateway.dialects.anthropic.to_chat import to_tokenize
 from forebay.gateway.dialects.dialect import ChatDialect, Dialect, MessagesDialect, ResponsesDialect
@@ -223,5 +223,6 @@ def _call(request: Request, found: Found) -> ChatCall:
     call = ChatCall(run, session, request.headers.get(TRACEPARENT))
     if is_left_out(request.headers):
         call.turns = TurnLog(lambda _: None)
+        call.reasoning = call.recorded = None
         _note(found, [UNRECORDED + "chats"])
     return call

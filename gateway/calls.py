@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -15,20 +14,21 @@ import msgspec
 
 from forebay.core.backoff import Backoff
 from forebay.core.errors import EngineError, EngineUnavailable
-from forebay.engines.cache_keys import CacheKey
 from forebay.engines.capture.call_spans import CallSpan, num_sampled
-from forebay.engines.capture.reply_shape import read_chat
-from forebay.engines.capture.sampling_params import EngineDefaults
+from forebay.engines.capture.fill_rows import with_prompt_rows
+from forebay.engines.capture.policy_calls import is_policys
 from forebay.engines.capture.token_cap import was_cut
 from forebay.engines.capture.turn import ABORTED, Turn
-from forebay.engines.continuation.continued_call import Join, Rest, finish
-from forebay.engines.continuation.message import Whole, whole_message
+from forebay.engines.continuation.continued_call import Join, Rest
+from forebay.engines.continuation.message import Whole
 from forebay.engines.continuation.parts import Part
 from forebay.engines.continuation.reply import Logprobs, joined_reply
+from forebay.engines.dialect import CHATS, PLAIN, SGLANG
 from forebay.engines.pool import Member, Target
 from forebay.engines.read_json import read_object
-from forebay.engines.router_workers import UNAVAILABLE_STATUSES, WorkerAdmin, status_error
+from forebay.engines.router_workers import UNAVAILABLE_STATUSES, status_error
 from forebay.gateway.engine_http import EngineBroken, EngineReply, Headers, IncomingReply
+from forebay.gateway.engine_request import EngineRequest
 from forebay.gateway.off_loop import off_loop, off_loop_if
 from forebay.gateway.recording import CallRecording
 from forebay.gateway.refusals import EngineLost, Over
@@ -37,7 +37,6 @@ from forebay.gateway.runs.run_trace import Up
 from forebay.gateway.runs.sessions import Session
 from forebay.telemetry.tracing.spans import SpanHandle
 
-CHATS = "/v1/chat/completions"
 MAX_BROKEN = 3
 """Broken connections after which a call fails, so that a call that crashes engines does not reach all of them."""
 BEYOND_STATUSES = 600
@@ -68,32 +67,17 @@ class EngineRefused(Exception):
         return self.reply.content[:1_000].decode(errors="replace")
 
 
+class RowsRefused(EngineRefused):
+    """The engine refused a request for rows behind its prompt: it is sent again at once."""
+
+    def __init__(self) -> None:
+        super().__init__(EngineReply(HTTPStatus.BAD_REQUEST, [], b""))
+
+
 def check_status(status: int) -> None:
     """Raise ``EngineLost`` for a status that is neither 200 nor an error: a redirect, 204, an undefined status."""
     if status != HTTPStatus.OK and not HTTPStatus.BAD_REQUEST <= status < BEYOND_STATUSES:
         raise EngineLost(f"the engine answered with status {status}, which is neither success nor an error")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A request that an engine answers with a 200."""
-
-    reply: IncomingReply
-    target: Target
-    rid: str
-    began_s: float
-    weight_version: str | None
-    """Weight version before the request; fetched only for streams, which do not report it."""
-    extra_key: str | None
-    """Cache key that the engine used."""
-    key: CacheKey
-    """Our part of ``extra_key``, at its beginning."""
-    defaults: EngineDefaults
-    """The engine's defaults for omitted sampling parameters."""
-    span: CallSpan
-    """Ended once the engine's reply is known."""
-    cut_at: int | None
-    """Number of tokens after which the rollout's cap ends the reply."""
 
 
 class EngineCall:
@@ -108,6 +92,10 @@ class EngineCall:
         """Whether the agent is gone."""
         self.choices: Sequence[Turn] = ()
         """The choices returned to the agent, once known."""
+        self.reasoning = session.reasoning
+        """None if this call's messages stay as they are."""
+        self.recorded = session.recorded
+        """None if this call asks for no arrays."""
         self.id_header = (ID_HEADER, session.session_id.encode())
         self._parent = session.trace.parent(traceparent)
         self._spans: list[CallSpan] = []
@@ -120,7 +108,7 @@ class EngineCall:
 
     async def whole(self, body: Json) -> Json:
         """Make a chat and return its reply. Raises ``EngineRefused``, ``EngineLost``, ``Over``."""
-        recording = CallRecording(body, self.session.prepared(body))
+        recording = await self._recording(body)
         async with self._counted():
             reply, request = await self._ask(recording)
             read = await off_loop_if(recording.is_large, lambda: self._turns(recording, reply, request))
@@ -128,9 +116,33 @@ class EngineCall:
             turns, logprobs = await self._finished(recording, read)
             if logprobs:
                 reply = joined_reply(reply, turns, logprobs)
-            self.choices = turns
-            self.turns.add(turns)
+            self._record(turns, request)
+            await self._answered(recording, turns)
             return recording.stripped(reply) or {}
+
+    async def _recording(self, body: Json) -> CallRecording:
+        """Begin the record of a chat, whose messages get the reasoning that the agent dropped."""
+        recording = CallRecording(body, self.session.prepared(body))
+        if not is_policys(body, self._run.registration.policy_models):
+            self.reasoning = None
+        if (memo := self.reasoning) is not None and "messages" in body:
+            messages = await off_loop_if(recording.is_large, lambda: memo.restored(body["messages"]))
+            recording.body = {**recording.body, "messages": messages}
+        return recording
+
+    async def _answered(self, recording: CallRecording, turns: Sequence[Turn]) -> None:
+        """Keep the choices that the agent is about to get."""
+        self.choices = turns
+        if (memo := self.reasoning) is not None:
+            await off_loop_if(recording.is_large, lambda: memo.remember(turns))
+
+    def _record(self, turns: Sequence[Turn], request: EngineRequest) -> None:
+        """Add complete turns to the record; the agent does not wait for rows that must be fetched."""
+        recorded = self.recorded
+        if recorded is None or not turns or recorded.gap_before(turns[0]) is None:
+            self.turns.add(turns)
+        else:
+            self.turns.add_later(with_prompt_rows(self._run.pool.http, recorded, turns, extra_key=request.extra_key))
 
     async def other(self, method: str, path: str, content: bytes = b"") -> EngineReply:
         """Make a request other than a chat and return the engine's reply. Raises ``EngineLost``, ``Over``."""
@@ -206,7 +218,9 @@ class EngineCall:
                 async with self._sent(recording) as request:
                     reply = await request.reply.whole()
                     request.span.note_answer()
-                    return await off_loop(read_chat, reply.content), request
+                    return await off_loop(request.read, reply.content), request
+            except RowsRefused:
+                continue
             except EngineUnavailable as error:
                 await self._wait_before_retry(error)
 
@@ -216,7 +230,7 @@ class EngineCall:
         if is_begun or self._num_broken >= MAX_BROKEN:
             raise EngineLost(error.message) from error
         self._pause = self._pause or Backoff()
-        with self.session.trace.engine_wait(self._up):
+        with self.session.trace.engine_wait(self._up), self.session.without_engine():
             await self._pause.wait()
 
     @asynccontextmanager
@@ -227,27 +241,50 @@ class EngineCall:
             member = await session.choose_engine()
             target, rid, defaults = member.server, session.next_rid(), member.defaults
             announced = run.pool.weight_version
-            is_version_asked = recording.is_stream and target.is_sglang
+            is_version_asked = recording.is_stream and target.dialect.has_gaps
             # Fetched before the request is sent: the version may change while tokens arrive.
             version = await run.versions.before(target.url, announced) if is_version_asked else None
             keys = run.pool.cache_keys
-            if target.is_sglang:
+            if target.dialect.key_name is not None:
                 await keys.prepare(target.url)
             key = keys.of(target.url)
-            body = recording.engine_body(rid, key, is_sglang=target.is_sglang)
+            recorded, rows = self.recorded, await self._asking_rows(recording, target)
+            body = recording.engine_body(rid, key, target.dialect, rows)
         # Checked last, because other calls may have sampled in the meantime.
         if session.cap.is_spent:
             self._break_off()
         body = {**body, **session.cap.limits(body)}
         cut_at = session.cap.cut_at(body, recording.body)
+        _, extra_key = target.dialect.sent(body)
+        try:
+            path, body = await target.dialect.addressed(run.pool.http, target.url, body)
+        except EngineUnavailable:
+            run.pool.failed(member)
+            raise
         began_s = time.time()
-        async with self._reply(member, rid, CHATS, body) as (reply, span):
+        async with self._reply(member, rid, path, body) as (reply, span):
             check_status(reply.status)
             if reply.status != HTTPStatus.OK:
-                raise await self._refusal(target, recording, await reply.whole(), span)
+                answer = await reply.whole()
+                if recorded is not None and recorded.is_refusal(body, answer.content.decode(errors="replace")):
+                    raise RowsRefused
+                raise await self._refusal(target, recording, answer, span)
             member.recovered()
-            extra_key = body.get("extra_key")
-            yield EngineRequest(reply, target, rid, began_s, version, extra_key, key, defaults, span, cut_at)
+            about = (target, rid, began_s, version, extra_key, key, defaults, span, cut_at)
+            try:
+                yield EngineRequest(reply, *about, is_chat=path == CHATS)
+            except EngineLost as error:  # a stream has the refusal as its first event
+                if recorded is not None and recorded.is_refusal(body, error.message):
+                    raise RowsRefused from error
+                raise
+
+    async def _asking_rows(self, recording: CallRecording, target: Target) -> Json:
+        """Return the fields that ask for rows which no earlier call has returned."""
+        recorded = self.recorded
+        if recorded is None or not self._run.pool.arrays or target.dialect is not SGLANG:
+            return {}
+        await self.session.turns.drain()  # earlier calls may still be adding theirs
+        return await off_loop_if(recording.is_large, lambda: recorded.asking_rows(recording.body))
 
     @asynccontextmanager
     async def _reply(
@@ -287,7 +324,7 @@ class EngineCall:
         if reply.status in UNAVAILABLE_STATUSES:
             return status_error(target.url, reply.status, reply.content)
         refused = EngineRefused(reply)
-        if not target.is_sglang or refused.kind == "engine":
+        if target.dialect is PLAIN or refused.kind == "engine":
             return refused
         # SGLang quotes the rejected fields, including those added here. Resend the agent's original body to get a
         # message that the agent understands.
@@ -305,7 +342,7 @@ class EngineCall:
         body = {name: value for name, value in recording.body.items() if name not in ("stream", "stream_options")}
         rests = [Rest(body, turn) for turn in turns if self._must_continue(turn)]
         try:
-            whole = await asyncio.gather(*(finish(rest, self._ask_part, self._joined, self._wait) for rest in rests))
+            whole = await asyncio.gather(*(rest.finish(self._ask_part, self._joined, self._wait) for rest in rests))
         except EngineError as error:
             raise EngineLost(error.message) from error
         self.session.counters["continued"] += len(rests)
@@ -335,7 +372,7 @@ class EngineCall:
 
     def _turns(self, recording: CallRecording, reply: Json, request: EngineRequest) -> list[Turn]:
         with request.span.failing():
-            turns = recording.turns(reply, request.rid, request.target.url, request.began_s, request.defaults)
+            turns = recording.turns(reply, request)
             request.span.end(turns)
         return self._run.pool.judged(request.key, turns)
 
@@ -346,6 +383,7 @@ class EngineCall:
     async def _joined(self, join: Join) -> Whole | None:
         url = join.turn.engine_url
         with self.session.trace.engine_call(self._up, url, "") as span:
-            message = await whole_message(WorkerAdmin(self._run.pool.http, url), join.turn, join.body)
+            pool = self._run.pool
+            message = await pool.dialect_at(url).whole_message(pool.http, url, join.turn, join.body)
             span.end(path="/detokenize")
         return message

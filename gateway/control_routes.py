@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from forebay.core.binary_sample import SAMPLES_TYPE, is_samples, split_samples
 from forebay.core.errors import InvalidInput
 from forebay.gateway.request_bodies import OpenRollout, RegisterRun
 from forebay.gateway.runs.registry import RunRegistry, key_of
@@ -76,7 +77,10 @@ class ControlRoutes:
     async def close(self, request: Request) -> Response:
         """Abort calls in flight, revoke the key, and return the record; repeated calls return the same record."""
         record = await self._registry.close(self._run_of(request), request.path_params["rollout_id"])
-        return Response(record, media_type="application/json")
+        # Its parts go only to callers that ask for the frames.
+        if is_samples(request.headers.get("accept", "").encode()):
+            return Response(record, media_type=SAMPLES_TYPE)
+        return Response(split_samples(record)[-1], media_type="application/json")
 
     def _run_of(self, request: Request) -> GatewayRun:
         return self._registry.run_of(key_of(request))

@@ -13,7 +13,7 @@ import msgspec
 from forebay.core.addresses import without_login
 from forebay.core.errors import EngineUnavailable
 from forebay.engines.bounded_replies import ACCEPTED, PlainParts, limit_bytes
-from forebay.engines.connections import tls
+from forebay.engines.connections import KEPT_S, tls
 from forebay.engines.router_workers import auth_headers, unreachable
 
 DONE_DATA = b"[DONE]"
@@ -22,8 +22,6 @@ EMPTY_LINES = (b"\n\n", b"\n\r\n")
 STREAM_TYPE = b"text/event-stream"
 TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10.0)
 """No total limit: the session ends an answer that takes too long."""
-KEPT_S = 4.0
-"""Seconds until an idle connection is closed. Engines close it later (uvicorn after 5 s), so no request is lost."""
 CONNECTION_HEADERS = frozenset(
     {
         *(b"connection", b"content-encoding", b"content-length", b"date", b"keep-alive", b"server"),

@@ -7,10 +7,12 @@ from typing import Any
 from forebay.engines.cache_keys import CacheKey
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.read_stream import StreamReader
-from forebay.engines.capture.request_fields import asking, strip
-from forebay.engines.capture.sampling_params import EngineDefaults, drawn, sampling_of
+from forebay.engines.capture.request_fields import ROUTED_ASKED, strip
+from forebay.engines.capture.sampling_params import drawn, sampling_of
 from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.continuation.reply import Logprobs, joined_usage
+from forebay.engines.dialect import EngineDialect
+from forebay.gateway.engine_request import EngineRequest
 from forebay.gateway.off_loop import MANY_MESSAGES
 from forebay.gateway.refusals import EngineLost
 
@@ -23,6 +25,8 @@ class CallRecording:
     def __init__(self, client_body: Json, body: Json) -> None:
         self.client_body = client_body
         self.body = body
+        self.sent = body
+        """The body that the engine got."""
 
     @property
     def is_stream(self) -> bool:
@@ -31,26 +35,24 @@ class CallRecording:
 
     @property
     def is_large(self) -> bool:
-        """Whether a thread should process the chat, because of its many messages."""
+        """Whether a thread should process the chat, because of its many messages or of the rows that it asks for."""
         messages = self.body.get("messages")
-        return isinstance(messages, list) and len(messages) > MANY_MESSAGES
+        return ROUTED_ASKED in self.sent or (isinstance(messages, list) and len(messages) > MANY_MESSAGES)
 
-    def engine_body(self, rid: str, key: CacheKey, *, is_sglang: bool) -> Json:
-        """Return the body for the engine, which caches it under ``key``."""
-        if not is_sglang:
-            # Other engines may reject unknown fields, so none are added.
-            return self.body
+    def engine_body(self, rid: str, key: CacheKey, dialect: EngineDialect, rows: Json) -> Json:
+        """Return the body for the engine, which caches it under ``key``; ``rows`` are the fields that ask for rows."""
         try:
-            body = asking(self.body, is_stream=self.is_stream)
+            body = dialect.ask({**self.body, **rows}, is_stream=self.is_stream)
         except (TypeError, ValueError, AttributeError):  # fields of wrong types: the engine rejects them
             body = self.body
         # Without the key, a prompt could use cache entries of other weights, if an update did not clear them.
-        return {**body, "rid": rid, "extra_key": key.beside(body.get("extra_key"))}
+        self.sent = dialect.keyed(dialect.named(body, rid), key)
+        return self.sent
 
-    def turns(self, reply: Json, rid: str, engine_url: str, began_s: float, defaults: EngineDefaults) -> list[Turn]:
-        """Return the turns of a whole reply. ``defaults`` are the engine's for omitted parameters."""
-        turns = turns_of_chat(self.body, reply, rid=rid, engine_url=engine_url, began_s=began_s, ended_s=time.time())
-        return [drawn(turn, sampling_of(self.body, defaults)) for turn in turns]
+    def turns(self, reply: Json, request: EngineRequest) -> list[Turn]:
+        """Return the turns of a whole reply."""
+        turns = turns_of_chat(self.sent, reply, **request.origin, ended_s=time.time())
+        return [drawn(turn, sampling_of(self.body, request.defaults)) for turn in turns]
 
     def stripped(self, reply: Json) -> Json | None:
         """Remove from a reply or chunk what the agent did not request; None if nothing of a chunk is left."""
@@ -63,12 +65,10 @@ class CallRecording:
 class StreamRecording:
     """The chunks of one answer. Its last chunks are held until it is known whether the answer must be continued."""
 
-    def __init__(
-        self, recording: CallRecording, rid: str, engine_url: str, began_s: float, defaults: EngineDefaults
-    ) -> None:
+    def __init__(self, recording: CallRecording, request: EngineRequest) -> None:
         self._recording = recording
-        self._sampling = sampling_of(recording.body, defaults)
-        self._reader = StreamReader(recording.body, rid=rid, engine_url=engine_url, began_s=began_s)
+        self._sampling = sampling_of(recording.body, request.defaults)
+        self._reader = StreamReader(recording.sent, **request.origin)
         self._last_chunks: list[Json] = []
         self._is_ending = False
 

@@ -49,6 +49,8 @@ class RegisterRun(BaseModel):
     api_key: str | None = None
     model: str | None = None
     policy_models: list[str] | None = None
+    arrays: list[str] | None = None
+    restore_reasoning: bool = False
     capturing: Capturing | None = None
     trace: TraceOptions | None = None
     """None disables tracing."""

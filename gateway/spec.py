@@ -6,6 +6,7 @@ The server imports only this module of the gateway, so it must not import what o
 from dataclasses import dataclass, field
 from typing import Any
 
+from forebay.telemetry.log import LogFormat
 from forebay.web.connection_limits import ConnectionLimits
 
 
@@ -23,5 +24,6 @@ class GatewaySpec:
     body_room_wait_s: float = 60.0
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     log_level: str = "info"
+    log_format: LogFormat = "text"
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Initially known runs, by id: bodies of ``PUT /gateway/runs/{run_id}``."""

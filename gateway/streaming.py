@@ -8,15 +8,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-import httpx
-
 from forebay.core.errors import EngineUnavailable
 from forebay.engines.capture.call_spans import versions_of
 from forebay.engines.capture.fill_gaps import complete
+from forebay.engines.capture.fill_rows import with_prompt_rows
 from forebay.engines.capture.reply_shape import check_has_choice, read_chunk
 from forebay.engines.capture.turn import Turn
-from forebay.gateway.calls import EngineCall, EngineRequest, Json
+from forebay.gateway.calls import EngineCall, Json, RowsRefused
 from forebay.gateway.engine_http import DONE_DATA
+from forebay.gateway.engine_request import EngineRequest
 from forebay.gateway.off_loop import off_loop_if
 from forebay.gateway.recording import CallRecording, StreamRecording
 from forebay.gateway.refusals import EngineLost
@@ -77,7 +77,7 @@ class ChatCall(EngineCall):
         engine is stopped, and the tokens sampled by then are recorded.
         """
         queue = ChunkQueue()
-        reading = asyncio.create_task(self._read(CallRecording(body, self.session.prepared(body)), queue))
+        reading = asyncio.create_task(self._read(await self._recording(body), queue))
         reading.add_done_callback(queue.close)
         reading.add_done_callback(_retrieve_error)
         try:
@@ -95,18 +95,18 @@ class ChatCall(EngineCall):
             reading.cancel()
             return
         self._open.recording.stop()
-        target, rid = self._open.request.target, self._open.request.rid
-        if target.is_sglang:
-            # An aborted stream ends with the ids of all its tokens, so reading continues until then.
-            self._run.abandon(target.url, rid)
-        # Other engines support no abort and send no ids at the end: stop reading at once.
-        self.session.leave(self._limit, DRAIN_S if target.is_sglang else 0.0)
+        target = self._open.request.target
+        self._run.abandon(target.url, self._open.request.rid)
+        # An aborted stream of SGLang ends with the ids of all its tokens, so reading continues until then.
+        self.session.leave(self._limit, DRAIN_S if target.dialect.has_gaps else 0.0)
 
     async def _read(self, recording: CallRecording, queue: ChunkQueue) -> None:
         async with self._counted() as self._limit:
             while True:
                 try:
                     opened = await self._read_once(recording, queue)
+                except RowsRefused:
+                    continue
                 except EngineUnavailable as error:
                     self._open = None
                     await self._wait_before_retry(error, is_begun=queue.is_begun)
@@ -117,8 +117,7 @@ class ChatCall(EngineCall):
 
     async def _read_once(self, recording: CallRecording, queue: ChunkQueue) -> _OpenStream:
         async with self._sent(recording) as request:
-            origin = (request.rid, request.target.url, request.began_s, request.defaults)
-            stream = await off_loop_if(recording.is_large, lambda: StreamRecording(recording, *origin))
+            stream = await off_loop_if(recording.is_large, lambda: StreamRecording(recording, request))
             self._open = _OpenStream(stream, request)
             try:
                 async for data in request.reply.events():
@@ -129,7 +128,7 @@ class ChatCall(EngineCall):
                     check_has_choice(stream.is_begun)
             except asyncio.CancelledError:
                 # SGLang's turns need the end of the stream; for other engines, record what was read so far.
-                if self.is_left and not request.target.is_sglang:
+                if self.is_left and not request.target.dialect.has_gaps:
                     self.choices = begun = _begun(stream.turns())
                     request.span.end(begun)
                     self.turns.add(self._run.pool.judged(request.key, begun))
@@ -139,19 +138,20 @@ class ChatCall(EngineCall):
     async def _end(self, recording: CallRecording, opened: _OpenStream, queue: ChunkQueue) -> None:
         """Record the stream and forward its last chunks."""
         stream = opened.recording
-        seen = self.choices = stream.turns()
+        self.choices = seen = await off_loop_if(recording.is_large, stream.turns)
         opened.request.span.end(seen)
         self._check_cap(seen, opened.request)
         completed = self._completed(opened.request, _begun(seen) if self.is_left else seen)
         if any(map(self._must_continue, seen)):
             seen = await completed
             turns, logprobs = await self._finished(recording, seen)
-            self.choices = turns
             self.turns.add(turns)
+            await self._answered(recording, turns)
             last = stream.end(seen, turns, logprobs)
         else:
             # Completing the record takes an engine's time, and the agent does not wait for it.
             self.turns.add_later(completed)
+            await self._answered(recording, seen)
             last = stream.end(seen, seen, {})
         for chunk in last:
             queue.put(chunk)
@@ -159,22 +159,16 @@ class ChatCall(EngineCall):
     async def _completed(self, request: EngineRequest, turns: list[Turn]) -> list[Turn]:
         """Complete the turns with what SGLang omits in a stream: versions, and logprobs of tokens without text."""
         pool, turn = self._run.pool, self._up
-        if not request.target.is_sglang or not turns:
+        if not request.target.dialect.has_gaps or not turns:
             return pool.judged(request.key, turns)
-        completed = await complete(
-            self._run.pool.http,
-            request.target.url,
-            turns,
-            request.weight_version,
-            extra_key=request.extra_key,
-            version_of=self._version_of,
-        )
+        url = request.target.url
+        versions = (request.weight_version, await self._run.versions.after(url, pool.weight_version))
+        completed = await complete(pool.http, url, turns, versions, extra_key=request.extra_key)
         if isinstance(turn, SpanHandle):
             turn.set(versions=versions_of(completed))  # also after its end, for the rollout's summary
+        if (recorded := self.recorded) is not None:
+            completed = await with_prompt_rows(pool.http, recorded, completed, extra_key=request.extra_key)
         return pool.judged(request.key, completed)
-
-    async def _version_of(self, _: httpx.AsyncClient, url: str) -> str | None:
-        return await self._run.versions.after(url, self._run.pool.weight_version)
 
 
 def _begun(turns: Sequence[Turn]) -> list[Turn]:

@@ -72,7 +72,7 @@ class UnrecordedCall(EngineCall):
         with self.session.trace.engine_wait(self._up):
             member, rid = await self.session.choose_engine(), self.session.next_rid()
         # The `rid` makes the request abortable.
-        body = {**self._body, "rid": rid} if member.server.is_sglang else self._body
+        body = member.server.dialect.named(self._body, rid)
         async with self._reply(member, rid, self._path, body) as (incoming, span):
             check_status(incoming.status)
             if incoming.status == HTTPStatus.OK:

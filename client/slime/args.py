@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from forebay.client.trainer.buffer_client import DEFAULT_URL
 from forebay.core.errors import InvalidInput
+from forebay.core.starts.asked_arrays import MAX_KEPT
 
 SlimeArgs: TypeAlias = Any
 """The namespace of slime's command line; its arguments depend on slime's version."""
@@ -14,6 +15,7 @@ SlimeArgs: TypeAlias = Any
 NUM_EPOCHS = 3
 """The default of slime's own client."""
 NUM_PROCESSES = 100
+ROUTES, MASKS = "routed_experts", "sampling_mask"
 
 
 def buffer_url(args: SlimeArgs) -> str:
@@ -34,6 +36,7 @@ def run_name(args: SlimeArgs) -> str:
 
 def start_fields(args: SlimeArgs) -> dict[str, Any]:
     """The fields of a start, set like slime's own client sets them; ``rollout_buffer_settings`` adds to them."""
+    arrays = needed_arrays(args)
     return {
         "num_process": _first(args, "rollout_num_process") or NUM_PROCESSES,
         "num_epoch": _first(args, "num_epoch") or NUM_EPOCHS,
@@ -43,7 +46,9 @@ def start_fields(args: SlimeArgs) -> dict[str, Any]:
             "max_tokens": args.rollout_max_response_len,
             "temperature": args.rollout_temperature,
             "top_p": args.rollout_top_p,
+            **({"top_k": args.rollout_top_k} if MASKS in arrays else {}),
         },
+        **({"arrays": arrays} if arrays else {}),
         "tokenizer_path": args.hf_checkpoint,
         "keep_checkpoints": _checkpoints_to_keep(args),
         "input_file": args.prompt_data,
@@ -55,19 +60,21 @@ def start_fields(args: SlimeArgs) -> dict[str, Any]:
     }
 
 
+def needed_arrays(args: SlimeArgs) -> list[str]:
+    """The arrays per token that slime needs with these arguments, as in the field ``arrays`` of a start."""
+    routes = [ROUTES] if _first(args, "use_rollout_routing_replay") else []
+    return routes + ([MASKS] if _first(args, "rollout_top_p") not in (None, 1.0) else [])
+
+
 def check_args(args: SlimeArgs) -> None:
-    """Raise ``InvalidInput`` if slime will need per-token arrays that samples do not have."""
-    if _first(args, "rollout_top_p") not in (None, 1.0):
-        option, needed = "--rollout-top-p", "the candidate tokens after top-p"
-    elif _first(args, "use_rollout_routing_replay"):
-        option, needed = "--use-rollout-routing-replay", "the routed experts"
-    else:
-        return
-    raise InvalidInput(
-        f"with {option} slime needs {needed} for each token, which samples from Forebay do not have",
-        hint="omit the option",
-        field=option,
-    )
+    """Raise ``InvalidInput`` if no engine could return the arrays that slime needs."""
+    top_k = _first(args, "rollout_top_k")
+    if MASKS in needed_arrays(args) and not (isinstance(top_k, int) and 1 < top_k <= MAX_KEPT):
+        raise InvalidInput(
+            f"with --rollout-top-p, --rollout-top-k must be from 2 to {MAX_KEPT} (got {top_k!r})",
+            hint="SGLang does not tell the tokens that top-p alone keeps; --rollout-top-k 4096 changes little",
+            field="--rollout-top-k",
+        )
 
 
 def shares_gpus(args: SlimeArgs) -> bool:

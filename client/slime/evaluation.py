@@ -13,16 +13,16 @@ from forebay.client.calls.flow import Json, answered, decoded, json_call
 from forebay.client.calls.transport import Transport
 from forebay.client.model import Row, RunStats
 from forebay.client.slime.args import SlimeArgs, buffer_url, run_name, start_fields
-from forebay.client.slime.samples import Usable, own_names, to_slime, usable_row
+from forebay.client.slime.samples import Usable, to_slime, usable_row
+from forebay.client.tensors.batch_groups import own_names
 from forebay.client.trainer.buffer_client import BufferClient
 from forebay.core.errors import BodiesGone, ForebayError, InvalidInput, RunEnded
+from forebay.core.starts.run_start import EVALUATION_FIELDS
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 RETRY_FOR_S = 120.0
-NO_LIMIT = 1 << 40
-"""Limit for evaluation runs: no trainer reads them, so they must not fill up or raise an alarm."""
 WORKING = ("validating", "running")
 LONGEST_NAME = 64
 GROUPS_AT_ONCE = 64
@@ -128,13 +128,7 @@ def _fields(args: SlimeArgs, eval_set: EvalSet) -> dict[str, Any]:
         "max_tokens": sampling.get("max_tokens", fields["max_tokens"]),
         "input_file": eval_set.path,
         "group_size": eval_set.num_samples,
-        "num_epoch": 1,
-        "evaluation": True,
-        "oversampling": None,
-        "max_buffer_size": NO_LIMIT,
-        "max_buffer_bytes": NO_LIMIT,
-        "alarm_after_groups": NO_LIMIT,
-        "alarm_lost_ratio": 1.0,
+        **EVALUATION_FIELDS,
         "min_timeout_group_size_ratio": 1.0,  # groups still open after the evaluation are discarded
     }
 

@@ -1,9 +1,10 @@
 """Conversion of a batch's groups to slime's samples."""
 
+import io
 import math
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from itertools import count, groupby
@@ -11,12 +12,22 @@ from typing import Any, TypeAlias
 
 from forebay.client.model import Batch, Row
 from forebay.client.slime.args import SlimeArgs, does_slime_normalise
-from forebay.client.slime.tokens import Arrays, Tokens, arrays_of_batch, arrays_of_row, tokens_of
+from forebay.client.slime.arrays import with_arrays
+from forebay.client.slime.tokens import Tokens, arrays_of_row, tokens_of
+from forebay.client.tensors.batch_groups import (
+    RowArrays,
+    arrays_of_batch,
+    rows_of_batch,
+    slots_of,
+    without_copies,
+)
 from forebay.client.tensors.tokenize import Tokenizer
+from forebay.client.trainer.marked_steps import Unusable
+from forebay.client.trainer.read_arrays import Image
 from forebay.core.errors import InvalidInput, MissingExtra
-from forebay.core.outcome import RolloutOutcome
-from forebay.core.sample import OWN_NAMES, fork_number
-from forebay.core.sample import rollout_id as id_of_rollout
+from forebay.core.outcome import RolloutOutcome, reward_parts_of
+from forebay.core.parts import Rows
+from forebay.core.sample import fork_number
 
 STATUSES = {"length": "TRUNCATED", "abort": "ABORTED", "error": "FAILED", "failed": "FAILED"}
 """slime's status by finish reason; for any other reason it is ``COMPLETED``."""
@@ -40,6 +51,8 @@ class Usable:
     tokens: Tokens
     reward: float
     raw_reward: float
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of slime's sample with one item per token, or per image."""
     is_filler: bool = False
     """Whether it only fills a failed slot; it is not trained on."""
 
@@ -48,34 +61,29 @@ Group: TypeAlias = list[list[Usable]]
 """The slots of a group, each with a main sample and the forks of its rollout."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """A group that slime cannot train on, and why."""
+def groups_of(
+    batch: Batch, args: SlimeArgs, side: Sequence[Mapping[str, Rows]], images: Sequence[Sequence[Image]]
+) -> list[Group | Unusable]:
+    """The groups of a batch read with tensors; usable ones have exactly ``n_samples_per_prompt`` slots.
 
-    instance_id: object
-    reason: str
-
-
-def groups_of(batch: Batch, args: SlimeArgs) -> list[Group | Unusable]:
-    """The groups of a batch read with tensors; usable ones have exactly ``n_samples_per_prompt`` slots."""
+    ``side`` has the side arrays of each row, if slime needs any; ``images`` has the images of each row.
+    """
     arrays, numbers = arrays_of_batch(batch)
-    given = [own_names(row) if at in batch.foreign_rows else row for at, row in enumerate(batch.rows)]
+    given = rows_of_batch(batch)
     groups: list[Group | Unusable] = []
     for _, adjacent in groupby(range(len(numbers)), numbers.__getitem__):
         places = list(adjacent)
         try:
             slots = _slots(given, places, args)
-            group = [[_usable(given[at], arrays[at], args) for at in slot] for slot in slots]
+            group = [
+                [_usable(given[at], arrays[at], args, side[at] if side else None, images[at]) for at in slot]
+                for slot in slots
+            ]
             # slime counts rollouts and aborts the training if some are missing.
             groups.append(group + [[_filler(group[0][0])]] * (args.n_samples_per_prompt - len(group)))
         except InvalidInput as error:
             groups.append(Unusable(given[places[0]]["instance_id"], str(error)))
     return groups
-
-
-def own_names(row: Row) -> Row:
-    """The row of an unregistered writer, without fields that mean something else to Forebay. No such row failed."""
-    return {name: value for name, value in row.items() if name not in OWN_NAMES and name != "status"}
 
 
 def usable_row(row: Row, args: SlimeArgs) -> Usable:
@@ -87,36 +95,53 @@ def _slots(rows: Sequence[Row], places: Sequence[int], args: SlimeArgs) -> list[
     """The row indices of a group by slot, each main sample before its forks. Raises ``InvalidInput``."""
     size, has_forks = args.n_samples_per_prompt, any(fork_number(rows[at].get("fork")) for at in places)
     if has_forks and does_slime_normalise(args):  # fillers replace copies that a hook put into failed slots
-        places = sorted({rows[at]["uid"]: at for at in reversed(places)}.values())
-    slots: list[list[int]] = []
-    by_rollout: dict[str, list[int]] = {}
-    for at in places:
-        rollout_id = id_of_rollout(rows[at].get("rollout_id"))
-        if fork_number(rows[at].get("fork")) and rollout_id in by_rollout:
-            by_rollout[rollout_id].append(at)
-        else:  # a main sample, or the first fork of a rollout whose main sample a hook removed
-            slots.append([at])
-            by_rollout.setdefault(rollout_id, slots[-1])
+        places = without_copies(rows, places)
+    slots = slots_of(rows, places)
     if len(slots) > size or (len(slots) < size and not has_forks):
         raise InvalidInput(f"it has {len(slots)} samples, n_samples_per_prompt is {size}")
     return slots
 
 
-def _usable(row: Row, arrays: Arrays, args: SlimeArgs) -> Usable:
+def _usable(
+    row: Row,
+    arrays: RowArrays,
+    args: SlimeArgs,
+    side: Mapping[str, Rows] | None = None,
+    images: Sequence[Image] = (),
+) -> Usable:
     reward, raw_reward = (_float(row.get(name)) for name in ("reward", "raw_reward"))
     if math.isnan(reward):
         raise InvalidInput(f"sample {row.get('uid')!r} has no reward", field="reward")
     raw_reward = reward if math.isnan(raw_reward) else raw_reward  # an evaluation reads samples as written
     try:
-        tokens = tokens_of(row, arrays, lambda: _tokenizer(args.hf_checkpoint))
+        tokens, fields = tokens_of(row, arrays, lambda: _tokenizer(args.hf_checkpoint)), dict[str, Any]()
+        if side is not None:
+            tokens, fields = with_arrays(tokens, side, args)
+        if images:
+            fields["multimodal_inputs"] = {"images": [_opened(image) for image in images]}
     except InvalidInput as error:
         raise InvalidInput(f"sample {row.get('uid')!r}: {error}", field=error.field) from error
-    return Usable(row, tokens, raw_reward if does_slime_normalise(args) else reward, raw_reward)
+    return Usable(row, tokens, raw_reward if does_slime_normalise(args) else reward, raw_reward, fields)
 
 
 def _filler(item: Usable) -> Usable:
     tokens = replace(item.tokens, loss_mask=[0] * item.tokens.response_length)
     return replace(item, tokens=tokens, is_filler=True)
+
+
+def _opened(image: Image) -> Any:
+    """A PIL image, as slime's processors take it, or the URL of an image whose bytes are unknown.
+
+    Raises ``InvalidInput`` for a format that Pillow does not read.
+    """
+    if not image.data:
+        return image.url
+    from PIL import Image as Pillow  # which slime needs for images
+
+    try:
+        return Pillow.open(io.BytesIO(image.data))
+    except OSError:
+        raise InvalidInput(f"Pillow cannot read an image of type {image.media_type!r}", field="messages") from None
 
 
 def _float(value: object) -> float:
@@ -168,6 +193,8 @@ def _sample(item: Usable, args: SlimeArgs, uniform: Iterable[str]) -> Any:
     sample_class, row, tokens = slime_module("utils.types").Sample, item.row, item.tokens
     extra = {name: value for name, value in _extra_info(row).items() if name not in UNIFORM or name in uniform}
     origin = {"uid": row["uid"], "instance_id": row["instance_id"], "raw_reward": item.raw_reward}
+    if parts := reward_parts_of(row):
+        origin["reward_parts"] = parts
     key = getattr(args, "reward_key", None)
     prompt, response = _texts(row["messages"])
     return sample_class(
@@ -182,6 +209,7 @@ def _sample(item: Usable, args: SlimeArgs, uniform: Iterable[str]) -> Any:
         weight_versions=_weight_versions(row),
         status=sample_class.Status[status_of(row)],
         metadata={**extra, **origin, "retokenized": tokens.is_retokenized},
+        **item.arrays,
     )
 
 

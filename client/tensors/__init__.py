@@ -4,7 +4,8 @@ A batch read with ``as_tensors`` arrives as one blob with the concatenated array
 first encoded the same way (``ragged.py``). ``collate`` splits the arrays by row, tokenises rows without tokens
 (``tokenize.py``), masks excluded tokens (``token_filter.py``), and pads all rows to one length (``_Padder``). ``rows``
 returns plain rows with the same masks, without padding and without torch (``masked_rows.py``). ``numpy_arrays``
-returns the arrays of the blob. torch and NumPy are imported only where they are used.
+returns the arrays of the blob, ``batch_groups.py`` those of each row, by group and slot, for adapters of trainers.
+torch and NumPy are imported only where they are used.
 """
 
 import warnings
@@ -16,8 +17,9 @@ from forebay.client.tensors.masked_rows import UNSCORED, rows
 from forebay.client.tensors.ragged import Ragged, check_without_tokens, torch_module
 from forebay.client.tensors.token_filter import TokenFilter
 from forebay.client.tensors.tokenize import Tokenizer, chat_tokens
-from forebay.core.errors import InvalidInput, MissingExtra
-from forebay.core.safetensors_format import read_blob
+from forebay.core.errors import InvalidInput
+from forebay.core.parts import numpy_module
+from forebay.core.safetensors_format import NUMPY_TYPES, read_blob
 
 if TYPE_CHECKING:
     import numpy
@@ -114,13 +116,9 @@ def numpy_arrays(batch: Batch) -> "dict[str, numpy.ndarray[Any, Any]]":
     Row ``i`` has the items ``offsets[i]`` to ``offsets[i + 1]`` of ``tokens`` (int32), ``logprobs`` (float32) and
     ``loss_mask`` (uint8). Raises ``InvalidInput`` for a batch read as JSON, ``MissingExtra`` without NumPy.
     """
-    try:
-        import numpy
-    except ImportError:
-        raise MissingExtra("numpy", "torch") from None
-    types = {"I64": "<i8", "F64": "<f8", "I32": "<i4", "F32": "<f4", "U8": "u1"}
-    views = read_blob(batch.content)
-    return {name: numpy.frombuffer(view.data, types[view.dtype]) for name, view in views.items() if name != "rest"}
+    numpy = numpy_module()
+    views = read_blob(batch.content).items()
+    return {name: numpy.frombuffer(each.data, NUMPY_TYPES[each.dtype]) for name, each in views if name != "rest"}
 
 
 class _Padder:

@@ -13,16 +13,18 @@ from forebay.client.sample_writer.encode import encode_sample
 from forebay.core.batch_tensors import Piece, TokenRow, columns, token_row
 from forebay.core.binary_sample import check_arrays, is_binary, unpack
 from forebay.core.errors import InvalidInput, MissingExtra
-from forebay.core.safetensors_format import Dtype, View, read_blob
+from forebay.core.parts import numpy_module
+from forebay.core.safetensors_format import NUMPY_TYPES, Dtype, Tensor, read_blob
 
 if TYPE_CHECKING:
+    import numpy
     import torch
 
 
 class Ragged:
     """The arrays of all rows, concatenated."""
 
-    def __init__(self, views: Mapping[str, View]) -> None:
+    def __init__(self, views: Mapping[str, Tensor]) -> None:
         self._views = views
 
     @classmethod
@@ -38,7 +40,7 @@ class Ragged:
         made = [_encoded(row) for row in rows]
         rest = b'{"data":[' + b",".join(row.rest for row in made) + b"]}"
         made_columns = columns(made, group_sizes, [rest])
-        return cls({column.name: View(column.dtype, memoryview(b"".join(column.pieces))) for column in made_columns})
+        return cls({each.name: Tensor(each.dtype, (each.num_items,), b"".join(each.pieces)) for each in made_columns})
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -57,6 +59,12 @@ class Ragged:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(view.data, dtype=dtype)
+
+    def numpy(self, name: str) -> "numpy.ndarray[Any, Any]":
+        """One of the tensors as a NumPy array, a read-only view of the received bytes."""
+        view = self._views[name]
+        made: numpy.ndarray[Any, Any] = numpy_module().frombuffer(view.data, NUMPY_TYPES[view.dtype])
+        return made
 
     def numbers(self, name: str, code: str) -> "array[Any]":
         """One of the tensors as an array of type ``code``, without torch."""

@@ -13,5 +13,10 @@
 5. ``sample_fields.py`` makes a sample of each branch: tokens, loss mask, logprobs, spans of weight versions and of
    sampling parameters.
 
+6. Rows beside the tokens, such as routed experts: ``token_tree.py`` guesses which of them are known,
+   ``read_rows.py`` reads them from a reply, ``fill_rows.py`` fetches those that a wrong guess left out, and
+   ``side_rows.py`` keeps them until it makes the parts of the rollout's samples.
+
 ``checking.py`` feeds a sample back through an engine to check that its tokens have its recorded logprobs.
+``teacher.py`` does the same at another model, whose logprobs become arrays of the sample.
 """

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 
 from forebay.core.errors import EngineError
 from forebay.engines.capture.read_reply import UNKNOWN, logprob_of
+from forebay.engines.capture.read_rows import ROUTED
 from forebay.engines.capture.sampling_params import are_scores
 from forebay.engines.capture.turn import Turn, VersionSpan, known_logprobs
 from forebay.engines.read_json import unreadable
@@ -25,49 +26,41 @@ Logprobs at another temperature differ by far more; rounding in bfloat16 stays b
 """
 
 
-async def weight_version_of(http: httpx.AsyncClient, url: str) -> str | None:
-    """Return the server's current weight version, or None if it does not report one."""
-    try:
-        info = await WorkerAdmin(http, url).model_info()
-    except (EngineError, TimeoutError):
-        return None
-    return info.weight_version if info is not None else None
-
-
 async def complete(
     http: httpx.AsyncClient,
     url: str,
     turns: Sequence[Turn],
-    version_before: str | None,
+    versions: tuple[str | None, str | None],
     *,
     extra_key: str | None = None,
-    version_of: Callable[[httpx.AsyncClient, str], Awaitable[str | None]] = weight_version_of,
 ) -> list[Turn]:
     """Return the turns of one stream from the server at ``url``, with versions and missing logprobs filled in.
 
-    ``version_before`` is the result of ``weight_version_of`` before the call. If the weights changed since, both
-    versions become ``seen_versions`` and nothing is filled in. Logprobs are fetched at temperature 1, for turns sampled
-    at 1. If a turn's temperature is unknown, they are used only if they agree with the streamed ones. ``extra_key`` is
-    the request's. ``version_of`` asks for the version after the stream ended. Server failures never raise.
+    ``versions`` are the server's weight versions before the call and after it. If they differ, both become
+    ``seen_versions`` and nothing is filled in. Logprobs are fetched at temperature 1, for turns sampled at 1. If a
+    turn's temperature is unknown, they are used only if they agree with the streamed ones. ``extra_key`` is the
+    request's. Server failures never raise.
     """
-    version_after = await version_of(http, url)
-    if version_before is None or version_after != version_before:
+    before, after = versions
+    if before is None or after != before:
         # It is unknown which weights sampled which token, so nothing can be scored.
-        seen = [version for version in (version_before, version_after) if version is not None]
+        seen = [version for version in versions if version is not None]
         return [_seen(turn, seen) for turn in turns]
-    known = [_of_one_version(turn, version_before) for turn in turns]
+    spans = [turn.versions or [VersionSpan(before, 0, len(turn.sampled_ids or ()))] for turn in turns]
+    known = [msgspec.structs.replace(turn, versions=each) for turn, each in zip(turns, spans, strict=True)]
     return [await _filled(http, url, turn, extra_key=extra_key) for turn in known]
 
 
 def _seen(turn: Turn, versions: list[str]) -> Turn:
     is_known = turn.versions or turn.sampled_ids == []
-    return turn if is_known else msgspec.structs.replace(turn, seen_versions=versions, is_kv_mixed=len(versions) > 1)
-
-
-def _of_one_version(turn: Turn, version: str) -> Turn:
-    if turn.versions:
+    if is_known:
         return turn
-    return msgspec.structs.replace(turn, versions=[VersionSpan(version, 0, len(turn.sampled_ids or ()))])
+    # The engine may have computed its rows again with the new weights: a stream does not say so.
+    lost = sum(piece.end - piece.start for piece in turn.arrays.get(ROUTED, ())) if len(versions) > 1 else 0
+    kept = {name: pieces for name, pieces in turn.arrays.items() if name != ROUTED or not lost}
+    return msgspec.structs.replace(
+        turn, seen_versions=versions, is_kv_mixed=len(versions) > 1, arrays=kept, num_rerouted=turn.num_rerouted + lost
+    )
 
 
 async def _filled(http: httpx.AsyncClient, url: str, turn: Turn, *, extra_key: str | None) -> Turn:
@@ -111,33 +104,49 @@ class Scores(msgspec.Struct, frozen=True):
     start: int
     logprobs: list[float]
     weight_version: str | None
+    top: list[list[tuple[float, int]]] = []
+    """The most probable ids at each of these positions, if they were asked for, with their logprobs."""
+
+
+async def prefill(
+    http: httpx.AsyncClient, url: str, ids: Sequence[int], extra_key: str | None, **asked: object
+) -> Mapping[str, Any]:
+    """Return ``meta_info`` of a call that only reads ``ids``, with the fields ``asked``. Raises as ``score`` does."""
+    body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": {"max_new_tokens": 0, "temperature": 1.0}}
+    key = {} if extra_key is None else {"extra_key": extra_key}
+    reply = await WorkerAdmin(http, url).post_json("/generate", {**body, **key, **asked})
+    if reply is None:
+        raise EngineError(f"{url} has no /generate", status_code=HTTPStatus.NOT_FOUND)
+    if not isinstance(meta_info := reply.get("meta_info"), Mapping):
+        raise unreadable(reply, f"reply of {url}/generate", TypeError("it has no meta_info"))
+    return meta_info
 
 
 async def score(
-    http: httpx.AsyncClient, url: str, ids: Sequence[int], *, start: int = 0, extra_key: str | None = None
+    http: httpx.AsyncClient,
+    url: str,
+    ids: Sequence[int],
+    *,
+    start: int = 0,
+    extra_key: str | None = None,
+    num_top: int = 0,
 ) -> Scores:
     """Return logprobs of ``ids[start:]`` at temperature 1 under the current weights of the server at ``url``.
 
     ``extra_key`` is the key of the call that left ``ids`` in the cache, if it had one.
     Raises ``EngineError`` if the server cannot score, ``TimeoutError``, and ``EngineUnavailable``.
     """
-    body: dict[str, Any] = {
-        "input_ids": list(ids),
-        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-        "return_logprob": True,
-        "logprob_start_len": start,
-    }
-    if extra_key is not None:
-        body["extra_key"] = extra_key
-    reply = await WorkerAdmin(http, url).post_json("/generate", body)
-    if reply is None:
-        raise EngineError(f"{url} has no /generate", status_code=HTTPStatus.NOT_FOUND)
+    asked = {"return_logprob": True, "logprob_start_len": start, "top_logprobs_num": num_top}
+    meta_info = await prefill(http, url, ids, extra_key, **asked)
     try:
-        meta_info = reply["meta_info"]
         scored = [(token_id, logprob_of(value)) for value, token_id, *_ in meta_info["input_token_logprobs"]]
         pairs = list(zip(ids[start:], scored, strict=True))
-        version = meta_info.get("weight_version")
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise unreadable(reply, f"input_token_logprobs at {url}/generate", error) from error
+        rows = meta_info["input_top_logprobs"] if num_top else ()
+        top = [[(float(value), int(token_id)) for value, token_id, *_ in row or ()] for row in rows]
+        if num_top and [len(row) for row in top[1:]] != [num_top] * (len(pairs) - 1):
+            raise ValueError(f"input_top_logprobs has not {num_top} ids for each token")
+    except (LookupError, TypeError, ValueError) as error:
+        raise unreadable(meta_info, f"logprobs of the input at {url}/generate", error) from error
     logprobs = [value if asked == token_id else UNKNOWN for asked, (token_id, value) in pairs]
-    return Scores(start, logprobs, None if version is None else str(version))
+    version = meta_info.get("weight_version")
+    return Scores(start, logprobs, None if version is None else str(version), top)

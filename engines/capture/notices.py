@@ -34,11 +34,13 @@ class CaptureNotices:
 
 
 def _say_sampling(sampling: Sampling, run_id: str) -> None:
-    unknown = [name for name, value in sampling.items() if value is None]
+    unknown = [name for name, value in sampling.items() if value is None and name != "logprobs"]
     known = {name: value for name, value in sampling.items() if value is not None}
     reasons = [f"was sampled with {msgspec.json.encode(known).decode()[:500]}"] if known else []
     if unknown:
         reasons.append(f"left out {', '.join(unknown)}, and its engine does not report its default")
+    if sampling.get("logprobs", "") is None:
+        reasons.append("came from a vLLM that did not report its --logprobs-mode (VLLM_SERVER_DEV_MODE=1 makes it)")
     logger.warning(
         "run %s: logprobs are not all the policy's: a call %s. Send neutral parameters with each call, leave such "
         "tokens out of the loss with collate(…, only_policy_logprobs=True), or compute logprobs of your own; see "

@@ -27,7 +27,16 @@ def asked(body: Mapping[str, Any]) -> dict[str, str]:
 
 def name_of(turn: Turn) -> str:
     """Name of the turn's model as in ``policy_models``: the model, or ``model:adapter``."""
-    return f"{turn.model}:{turn.adapter}" if turn.adapter else turn.model
+    return _name(turn.model, turn.adapter)
+
+
+def _name(model: str, adapter: str) -> str:
+    return f"{model}:{adapter}" if adapter else model
+
+
+def is_policys(body: Mapping[str, Any], policy_models: Iterable[str] | None) -> bool:
+    """Whether ``marked`` would leave the turns of this chat to the policy."""
+    return policy_models is None or _name(**asked(body)) in {"", *policy_models}
 
 
 def marked(turns: Iterable[Turn], policy_models: Iterable[str] | None) -> list[Turn]:

@@ -7,6 +7,7 @@ import msgspec
 
 from forebay.engines.capture.engine_times import engine_times
 from forebay.engines.capture.policy_calls import asked
+from forebay.engines.capture.read_rows import row_fields
 from forebay.engines.capture.reply_shape import Ids
 from forebay.engines.capture.turn import Turn, VersionSpan
 
@@ -31,18 +32,21 @@ def turns_of_chat(
     call = call_fields(request_body, rid=rid, engine_url=engine_url, began_s=began_s)
     usage = dict(reply_body.get("usage") or {})
     return [
-        Turn(**call, **_choice_fields(reply_body, choice, place), usage=usage, ended_s=ended_s)
+        Turn(**call, **_choice_fields(request_body, reply_body, choice, place), usage=usage, ended_s=ended_s)
         for place, choice in enumerate(reply_body.get("choices") or [])
     ]
 
 
-def _choice_fields(reply: Mapping[str, Any], choice: Mapping[str, Any], place: int) -> dict[str, Any]:
+def _choice_fields(
+    request: Mapping[str, Any], reply: Mapping[str, Any], choice: Mapping[str, Any], place: int
+) -> dict[str, Any]:
     prompt = token_ids(choice.get("prompt_token_ids") or reply.get("prompt_token_ids"))
     # SGLang's names first, then vLLM's.
     sampled = choice.get("response_token_ids")
     sampled_ids = token_ids(choice.get("token_ids") if sampled is None else sampled)
-    meta_info = choice.get("meta_info") or reply.get("metadata") or {}
-    fields = _sampled_fields(prompt, sampled_ids, meta_info)
+    # vLLM has no object for the weight versions: they are fields of the choice.
+    meta_info = choice.get("meta_info") or reply.get("metadata") or choice
+    fields = _sampled_fields(prompt, sampled_ids, meta_info, request)
     # Engines other than SGLang send no `meta_info`.
     if fields["logprobs"] is None and sampled_ids is not None:
         fields["logprobs"] = _chat_logprobs(choice.get("logprobs"), len(sampled_ids))
@@ -60,8 +64,9 @@ def call_fields(
 ) -> dict[str, Any]:
     """Fields that all turns of one call share."""
     return {
-        "messages": _objects(body.get("messages")),
-        "tools": _objects(body.get("tools")),
+        "messages": objects(body.get("messages")),
+        "tools": objects(body.get("tools")),
+        "image_options": options if isinstance(options := body.get("mm_processor_kwargs"), dict) else {},
         **asked(body),
         "rid": rid or body.get("rid"),
         "engine_url": engine_url,
@@ -69,7 +74,8 @@ def call_fields(
     }
 
 
-def _objects(value: object) -> list[dict[str, Any]]:
+def objects(value: object) -> list[dict[str, Any]]:
+    """Return the messages or tools in the body of a client, which may be anything."""
     # A client may send anything; the engine rejects invalid values. Values are copied only when kept.
     if not isinstance(value, list | tuple):
         return []
@@ -84,8 +90,11 @@ def token_ids(value: object) -> list[int] | None:
         return None
 
 
-def _version_spans(metadata: object, num_tokens: int | None) -> list[VersionSpan]:
-    """Spans in SGLang's ``metadata`` or ``meta_info``, fitted to ``num_tokens`` sampled tokens (None: unchanged)."""
+def version_spans(metadata: object, num_tokens: int | None) -> list[VersionSpan]:
+    """Spans in SGLang's ``metadata`` or ``meta_info``, or in a choice of vLLM.
+
+    They are fitted to ``num_tokens`` sampled tokens (None: unchanged).
+    """
     if not isinstance(metadata, Mapping):
         return []
     listed = metadata.get("weight_versions")
@@ -116,12 +125,15 @@ def logprob_of(value: object) -> float:
 
 
 def _sampled_fields(
-    prompt_ids: list[int] | None, sampled_ids: list[int] | None, meta_info: Mapping[str, Any]
+    prompt_ids: list[int] | None,
+    sampled_ids: list[int] | None,
+    meta_info: Mapping[str, Any],
+    request: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Token fields of a turn; ``meta_info`` is SGLang's, or the ``metadata`` of a chat."""
     if prompt_ids is None or sampled_ids is None:
-        return {"versions": _version_spans(meta_info, None), "logprobs": None}
-    versions = _version_spans(meta_info, len(sampled_ids))
+        return {"versions": version_spans(meta_info, None), "logprobs": None}
+    versions = version_spans(meta_info, len(sampled_ids))
     return {
         "prompt_ids": prompt_ids,
         "sampled_ids": sampled_ids,
@@ -130,6 +142,7 @@ def _sampled_fields(
         # After a weight update in mid-call, the cache holds entries of the old weights. A retracted call is the
         # exception: its cache is recomputed.
         "is_kv_mixed": len(versions) > 1 and not meta_info.get("num_retractions"),
+        **row_fields(request, meta_info, len(prompt_ids), len(sampled_ids), versions),
     }
 
 

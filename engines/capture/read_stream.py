@@ -6,21 +6,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.engines.capture.engine_times import stream_times
-from forebay.engines.capture.read_reply import UNKNOWN, call_fields, logprob_of, token_ids
-from forebay.engines.capture.turn import Turn
+from forebay.engines.capture.read_reply import UNKNOWN, call_fields, logprob_of, token_ids, version_spans
+from forebay.engines.capture.read_rows import ROUTED, row_fields
+from forebay.engines.capture.turn import Turn, VersionSpan
 
 
 class StreamReader:
     """Collects the chunks of one streamed chat; ``turns`` returns the result, also before the stream ends.
 
-    SGLang sends ids in the last chunks of a stream (``sglext``), vLLM in each chunk. A stream has no weight version,
-    and no logprob for a token without text of its own: ``complete`` in ``fill_gaps.py`` fetches both.
+    SGLang sends ids in the last chunks of a stream (``sglext``), vLLM in each chunk. A stream of SGLang has no weight
+    version, and no logprob for a token without text of its own: ``complete`` in ``fill_gaps.py`` fetches both.
     """
 
     def __init__(
         self, request_body: Mapping[str, Any], *, rid: str | None = None, engine_url: str = "", began_s: float = 0.0
     ) -> None:
         self._call = call_fields(request_body, rid=rid, engine_url=engine_url, began_s=began_s)
+        self._request = request_body
+        self._rows: Mapping[str, Any] = {}
         self._choices: dict[int, _Choice] = {}
         self._prompt_ids: list[int] | None = None
         self._usage: dict[str, Any] = {}
@@ -60,13 +63,26 @@ class StreamReader:
 
     def turns(self, *, ended_s: float = 0.0) -> list[Turn]:
         """Return a turn for every choice that has begun."""
-        times = stream_times(self._usage, self._metrics, self._first_token_s, ended_s)
         common: dict[str, Any] = {"usage": self._usage, "first_token_s": self._first_token_s, "ended_s": ended_s}
-        common["engine"] = times
+        common["engine"] = stream_times(self._usage, self._metrics, self._first_token_s, ended_s)
         return [
-            Turn(**self._call, **choice.fields(self._prompt_ids), **common, choice=index)
+            Turn(**self._call, **choice.fields(self._prompt_ids), **self._row_fields(index), **common, choice=index)
             for index, choice in sorted(self._choices.items())
         ]
+
+    def _row_fields(self, index: int) -> dict[str, Any]:
+        # The engine sends the rows of one choice only: the one that began first, for all tokens that it sampled.
+        first, num_prompt = next(iter(self._choices)), len(self._prompt_ids or ())
+        sampled = self._choices[first].sampled_ids
+        if not self._rows or not num_prompt or sampled is None:
+            return {}
+        found = row_fields(self._request, self._rows, num_prompt, len(sampled))
+        if index == first:
+            return found
+        rows = found.get("arrays", {}).get(ROUTED, ())
+        # The other choices have the same prompt.
+        shared = [each.between(each.start, min(num_prompt, each.end)) for each in rows if each.start < num_prompt]
+        return {"arrays": {ROUTED: shared}} if shared else {}
 
     def _choice(self, index: int) -> "_Choice":
         return self._choices.setdefault(index, _Choice())
@@ -82,6 +98,7 @@ class StreamReader:
         sglext = chunk.get("sglext") or {}
         prompt = token_ids(sglext.get("input_ids") or chunk.get("prompt_token_ids"))
         self._prompt_ids = prompt if prompt is not None else self._prompt_ids
+        self._rows = sglext if sglext.get(ROUTED) else self._rows
         for index, ids in enumerate(sglext.get("output_ids") or []):
             self._choice(index).note_ids(token_ids(ids))
 
@@ -99,6 +116,7 @@ class _Choice:
     """Whether logprobs were requested, so that a missing one is unknown."""
     sampled_ids: list[int] | None = None
     finish_reason: str = ""
+    versions: list[VersionSpan] = field(default_factory=list)
     num_read: int = 0
     """Number of tokens the client has read, as far as the engine reports it."""
     is_stopped: bool = False
@@ -125,6 +143,8 @@ class _Choice:
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if (ids := token_ids(choice.get("token_ids"))) is not None:
             self.sampled_ids = [*(self.sampled_ids or []), *ids]
+        if choice.get("weight_versions"):
+            self.versions = version_spans(choice, len(self.sampled_ids or ()))
         self._read_logprobs(choice, num_sampled)
 
     def fields(self, prompt_ids: list[int] | None) -> dict[str, Any]:
@@ -137,6 +157,8 @@ class _Choice:
             "prompt_ids": prompt_ids,
             "sampled_ids": sampled_ids,
             "logprobs": self._placed_logprobs(len(sampled_ids)),
+            "versions": self.versions,
+            "is_kv_mixed": len(self.versions) > 1,
         }
 
     def _placed_logprobs(self, num_tokens: int) -> list[float] | None:

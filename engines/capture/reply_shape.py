@@ -80,6 +80,7 @@ class _Choice(msgspec.Struct):
     prompt_token_ids: Ids | None = None
     response_token_ids: Ids | None = None
     token_ids: Ids | None = None
+    weight_versions: list[_Span] | None = None
 
 
 class _Chat(msgspec.Struct):
@@ -97,6 +98,7 @@ class _ChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: Ids | None = None
+    weight_versions: list[_Span] | None = None
 
 
 class _SGLangEnd(msgspec.Struct):

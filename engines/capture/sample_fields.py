@@ -44,6 +44,10 @@ class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
     token_spans: list[TokenSpan] = []
     asked_models: list[str] = []
     """The models the rollout's calls requested, if unusual; only the main sample has them."""
+    image_options: dict[str, Any] = {}
+    """The ``mm_processor_kwargs`` of its last call."""
+    rows: dict[str, Any] = {}
+    """The fields ``parts`` (``NamedPart``, which samples of one rollout share) and ``arrays``."""
 
     def fields(self) -> dict[str, Any]:
         """Return the fields to add to a sample, as JSON values."""
@@ -54,12 +58,14 @@ class CapturedSample(msgspec.Struct, frozen=True, kw_only=True):
             fields["weight_versions"] = self.weight_versions
         if self.asked_models:
             fields["asked_models"] = self.asked_models
+        if self.image_options:
+            fields["mm_processor_kwargs"] = self.image_options
         if self.tokens is None:
             return {**fields, "retokenized": True}
         fields |= {"tokens": self.tokens, "loss_mask": self.loss_mask}
         if self.logprobs is not None:
             fields["logprobs"] = self.logprobs
-        return {**fields, "token_spans": msgspec.to_builtins(self.token_spans)}
+        return {**fields, "token_spans": msgspec.to_builtins(self.token_spans), **self.rows}
 
 
 class Recorded(Protocol):
@@ -98,6 +104,7 @@ def sample_of(leaf: Node, claimed: dict[Node, int]) -> CapturedSample:
         loss_mask=[bit for node, cut in parts for bit in _mask(node, cut, claimed, needs_logprobs=has_logprobs)],
         logprobs=_logprobs(parts) if has_logprobs else None,
         token_spans=_joined(span for node, cut in parts for span in _spans(node, cut)),
+        image_options=leaf.turn.image_options,
     )
 
 

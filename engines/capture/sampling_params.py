@@ -30,14 +30,23 @@ NEUTRAL: Mapping[str, float] = {
 OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Parameters whose default an engine may read from the model's ``generation_config.json``."""
 TRUNCATIONS = frozenset({"top_p", "top_k", "min_p"})
-BIASES = ("custom_logit_processor", "watermark")
+BIASES = ("custom_logit_processor", "watermark", "bad_words", "allowed_token_ids")
 """Recorded as true, because their values do not describe their effect."""
 ALIASES = {"min_new_tokens": "min_tokens"}
 """Names in ``/generate``."""
 TOP_K_ALL = 1 << 30
 """SGLang's value for the whole vocabulary."""
 
-GRAMMAR_NAMES = ("regex", "ebnf", "json_schema", "structural_tag", "guided_json", "guided_regex", "guided_grammar")
+GRAMMAR_NAMES = (
+    "regex",
+    "ebnf",
+    "json_schema",
+    "structural_tag",
+    "guided_json",
+    "guided_regex",
+    "guided_grammar",
+    "structured_outputs",
+)
 
 
 class EngineDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +57,8 @@ class EngineDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
     chat: Mapping[str, Any]
     generate: Mapping[str, Any]
+    logprobs: Literal["", "raw"] | None = ""
+    """What logprobs are of: "" for the logits after the temperature, ``raw`` for those before it, None if unknown."""
     tool_grammar: Literal["never", "strict", "always"] = "strict"
     """When optional tools impose a grammar: never, if one of them is strict, or always."""
 
@@ -75,6 +86,7 @@ def sampling_of(body: Mapping[str, Any], defaults: EngineDefaults, *, is_generat
     if asked.get("logit_bias"):
         sampling["logit_bias"] = asked["logit_bias"]
     sampling |= {name: True for name in BIASES if asked.get(name)}
+    sampling |= {} if defaults.logprobs == "" else {"logprobs": defaults.logprobs}
     grammar = grammar_of(asked) or _grammar_of_tools(asked, defaults)
     return sampling if grammar is None else {**sampling, "grammar": grammar}
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from forebay.engines.capture.engine_times import summed
+from forebay.engines.capture.side_rows import RowPiece
 
 T = TypeVar("T")
 
@@ -78,8 +79,14 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The engine's own counts."""
     tools: list[dict[str, Any]] = []
     """The tools in the request."""
+    image_options: dict[str, Any] = {}
+    """The request's ``mm_processor_kwargs``: with them, a trainer expands images to the same tokens."""
     engine: dict[str, float] = {}
     """Timings reported by the engine: the ``Times`` of ``engine_times.py``."""
+    arrays: dict[str, list[RowPiece]] = {}
+    """Rows that the engine returned beside the tokens, by name and position in the whole sequence."""
+    num_rerouted: int = 0
+    """Tokens whose rows were dropped, because the engine had computed them again with other weights."""
 
 
 def continues(first: Turn, rest: Turn) -> bool:
@@ -114,6 +121,8 @@ def merge(first: Turn, rest: Turn) -> Turn:
         usage=_usage(first.usage, rest.usage),
         tools=first.tools,
         engine=summed(first.engine, rest.engine),
+        arrays={name: [*first.arrays.get(name, ()), *rest.arrays.get(name, ())] for name in first.arrays | rest.arrays},
+        num_rerouted=first.num_rerouted + rest.num_rerouted,
     )
 
 

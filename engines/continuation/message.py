@@ -6,7 +6,7 @@ The correct message is read from all tokens at once.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -34,24 +34,6 @@ class Whole:
     num_tokens: int
 
 
-async def whole_message(admin: WorkerAdmin, turn: Turn, body: Mapping[str, Any]) -> Whole | None:
-    """Read the message of a turn with token ids; ``body`` is the chat request, with its ``stop`` and ``tools``.
-
-    A stop string across a cut, which the engine missed, ends the turn there. The engine's own parsers parse reasoning
-    and tool calls. Returns None if the engine cannot decode tokens.
-    """
-    try:
-        return await _EngineReading(admin, turn.sampled_ids or [], body).whole(turn.finish_reason)
-    except (EngineError, TimeoutError) as error:
-        logger.warning("the parts of an aborted turn are concatenated without parsing: %s", type(error).__name__)
-        return None
-
-
-async def whole_text(text_of: TextOf, turn: Turn, body: Mapping[str, Any]) -> Whole | None:
-    """Read the message with the model's own tokenizer if no engine can be asked; nothing is parsed."""
-    return await _OwnReading(text_of, turn.sampled_ids or [], body).whole(turn.finish_reason)
-
-
 class _ParsedCall(msgspec.Struct):
     name: str | None = None
     parameters: str | None = None
@@ -66,9 +48,16 @@ class _Parsed(msgspec.Struct):
     calls: list[_ParsedCall] | None = None
 
 
-class _Reading(ABC):
-    def __init__(self, ids: Sequence[int], body: Mapping[str, Any]) -> None:
-        self._ids = list(ids)
+class MessageReading(ABC):
+    """Reads the message of a turn with token ids; subclasses decode and parse them.
+
+    ``body`` is the chat request, with its ``stop`` and ``tools``. A stop string across a cut, which the engine missed,
+    ends the turn there.
+    """
+
+    def __init__(self, turn: Turn, body: Mapping[str, Any]) -> None:
+        self._turn = turn
+        self._ids = list(turn.sampled_ids or ())
         self._body = body
         stop = body.get("stop") or []
         self._stops = [stop] if isinstance(stop, str) else [text for text in stop if text]
@@ -76,7 +65,15 @@ class _Reading(ABC):
         # The engine's own replies to a chat with tools keep special tokens, for its parsers.
         self._skips_special = bool(body.get("skip_special_tokens", True)) and not self._has_tools
 
-    async def whole(self, finish_reason: str) -> Whole | None:
+    async def message(self) -> Whole | None:
+        """Return the message; None if the engine cannot decode tokens."""
+        try:
+            return await self._whole(self._turn.finish_reason)
+        except (EngineError, TimeoutError) as error:
+            logger.warning("the parts of an aborted turn are concatenated without parsing: %s", type(error).__name__)
+            return None
+
+    async def _whole(self, finish_reason: str) -> Whole | None:
         texts = await self._texts(len(self._ids), max(len(self._ids) - 1, 0))
         if texts is None:
             return None
@@ -90,7 +87,7 @@ class _Reading(ABC):
                 num_tokens = await self._first_with_stop()
         elif finish_reason in ENDED:
             text = without_last  # the last token ended the turn and is not part of the text
-        message, has_calls = await self._parsed(text)
+        message, has_calls = await self._parsed(text, num_tokens, finish_reason)
         if finish_reason in ENDED:
             finish_reason = "tool_calls" if has_calls else "stop"
         return Whole(message, finish_reason, num_tokens)
@@ -100,8 +97,8 @@ class _Reading(ABC):
         """Decode lists of tokens, none of them empty; None if that is impossible."""
 
     @abstractmethod
-    async def _parsed(self, text: str) -> tuple[dict[str, Any], bool]:
-        """Return the message, and whether it has tool calls."""
+    async def _parsed(self, text: str, num_tokens: int, finish_reason: str) -> tuple[dict[str, Any], bool]:
+        """Return the message of ``text``, that of the first ``num_tokens``, and whether it has tool calls."""
 
     async def _texts(self, *lengths: int) -> list[str] | None:
         """Decode the first ``length`` tokens for each of ``lengths``."""
@@ -131,21 +128,25 @@ class _Reading(ABC):
         return high
 
 
-class _OwnReading(_Reading):
-    def __init__(self, text_of: TextOf, ids: Sequence[int], body: Mapping[str, Any]) -> None:
-        super().__init__(ids, body)
+class OwnReading(MessageReading):
+    """Decodes with the model's own tokenizer if no engine can be asked; nothing is parsed."""
+
+    def __init__(self, text_of: TextOf, turn: Turn, body: Mapping[str, Any]) -> None:
+        super().__init__(turn, body)
         self._text_of = text_of
 
     async def _decoded(self, tokens: list[list[int]]) -> list[str] | None:
         return [self._text_of(ids, not self._skips_special) for ids in tokens]
 
-    async def _parsed(self, text: str) -> tuple[dict[str, Any], bool]:
+    async def _parsed(self, text: str, num_tokens: int, finish_reason: str) -> tuple[dict[str, Any], bool]:  # noqa: ARG002
         return {"role": "assistant", "content": text}, False
 
 
-class _EngineReading(_Reading):
-    def __init__(self, admin: WorkerAdmin, ids: Sequence[int], body: Mapping[str, Any]) -> None:
-        super().__init__(ids, body)
+class EngineReading(MessageReading):
+    """Decodes and parses with SGLang's own tokenizer and parsers."""
+
+    def __init__(self, admin: WorkerAdmin, turn: Turn, body: Mapping[str, Any]) -> None:
+        super().__init__(turn, body)
         self._admin = admin
 
     async def _decoded(self, tokens: list[list[int]]) -> list[str] | None:
@@ -153,7 +154,7 @@ class _EngineReading(_Reading):
         texts = (await self._admin.post_json("/detokenize", asked) or {}).get("text")
         return list(map(str, texts)) if isinstance(texts, list) else None
 
-    async def _parsed(self, text: str) -> tuple[dict[str, Any], bool]:
+    async def _parsed(self, text: str, num_tokens: int, finish_reason: str) -> tuple[dict[str, Any], bool]:  # noqa: ARG002
         info = await self._admin.model_info()
         parsers: Mapping[str, Any] = info.raw if info is not None else {}
         message: dict[str, Any] = {"role": "assistant", "content": text}

@@ -10,10 +10,11 @@ from forebay.core.errors import EngineError
 from forebay.engines.capture.engine_times import summed
 from forebay.engines.capture.sampling_params import grammar_of
 from forebay.engines.capture.token_cap import LIMIT_NAMES
+from forebay.engines.capture.token_tree import media_of
 from forebay.engines.capture.turn import Turn, joined, merge
 
 MIN_NAMES = ("min_tokens", "min_new_tokens")
-OF_ONE_CALL = ("rid", "stream", "stream_options")
+OF_ONE_CALL = ("rid", "request_id", "stream", "stream_options")
 """Fields that apply to a single call and are left out of later ones."""
 OF_THE_END = ("continue_final_message", "add_generation_prompt")
 """Fields that control how the last message is rendered."""
@@ -75,9 +76,13 @@ class Parts:
         return self._budget is not None and self.num_tokens >= int(self.body[self._budget])
 
     @property
-    def is_grammar_bound(self) -> bool:
-        """Whether a grammar constrains the reply. It restarts with each call, so no call can continue inside one."""
-        return grammar_of(self.body) is not None
+    def must_restart(self) -> bool:
+        """Whether a part cannot be continued.
+
+        A grammar restarts with each call. The ids of a prompt with images have their placeholders expanded already,
+        so an engine cannot read the images again beside the ids.
+        """
+        return grammar_of(self.body) is not None or bool(media_of(self.before))
 
     def request(self) -> Json:
         """Return the body of the next call."""

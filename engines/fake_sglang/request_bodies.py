@@ -104,7 +104,7 @@ class ChatBody(Body, SamplingFields):
     seed: int | None = None
     n: Annotated[int, Field(ge=1)] | None = 1
     logprobs: bool | None = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = 0
+    top_logprobs: Annotated[int, Field(ge=0, le=128)] | None = 0
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     rid: str | None = None

@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Self
 
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.core.addresses import host_patterns
 from forebay.engines.fake_sglang.reply_bodies import error_body
@@ -82,7 +82,7 @@ class ScriptedEngine:
         self._insecure = insecure
 
     async def __aenter__(self) -> Self:
-        face = create_app(self._backend, parsers=PARSERS)
+        face = self._face()
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             refusal = JSONResponse(error_body("the engine is not available", 503), 503)
@@ -99,6 +99,9 @@ class ScriptedEngine:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def _face(self) -> ASGIApp:
+        return create_app(self._backend, parsers=PARSERS)
 
     @property
     def url(self) -> str:

@@ -252,7 +252,8 @@ class ScriptedBackend:
 
     async def _ask(self, choice: ScriptedCall) -> Reply:
         if not choice.is_asked:
-            return Reply(finish_reason="length")
+            # Prefills follow a call with the same prompt, which is in the cache then.
+            return Reply(finish_reason="length", cached_tokens=max(0, len(choice.prompt_ids) - 1))
         try:
             answer = self._script(choice)
             if inspect.isawaitable(answer):

@@ -22,6 +22,7 @@ DEFAULT_NAME = "tiny"
 
 UNSUPPORTED: dict[str, Collection[object]] = {
     "functions": (None, []),
+    "return_sampling_mask": (None, False),
     "response_format": (None, {"type": "text"}),
     "logit_bias": (None, {}),
     "frequency_penalty": (None, 0),

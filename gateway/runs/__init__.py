@@ -6,6 +6,7 @@
 - ``rollouts.py``: an open rollout with its key and its record; records of closed rollouts, for repeated requests;
   names of capped rollouts.
 - ``sessions.py``: state shared by the calls under one base URL: engine, deadline, defaults, order of the record.
+- ``reasoning.py``: puts reasoning that agents dropped back into their histories.
 - ``captured_run.py``: a run whose generator does not know the gateway; each call is a session of its own.
   ``conversations.py`` finds the recorded turns of written samples, and the calls of a closed group.
 - ``buffer_link.py``: the connection to the server: sends samples and reports; receives closed groups, steps and pauses.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Self
 
+from forebay.client.calls.async_transport import AsyncTransport
 from forebay.client.calls.flow import ENDLESS_S, JSON_BODY, Call, Lost, ServerReply, answered, decoded, json_call
-from forebay.client.calls.transport import AsyncTransport
 from forebay.core.sample import PLACE_HEADER, WRITER_HEADER
 from forebay.web.replies import encode
 

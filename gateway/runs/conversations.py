@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 NUM_BYTES = 8
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(order="deterministic").encode  # clients change the order of fields
 
 
 def digests(messages: Sequence[Any]) -> Iterator[int]:
@@ -49,15 +49,17 @@ def _plain(message: object) -> list[Any]:
     if not isinstance(message, Mapping):
         return [message]
     calls = message.get("tool_calls")
-    functions = [call.get("function") if isinstance(call, Mapping) else call for call in calls or ()]
-    return [_role(message), _text(message.get("content")), functions]
+    listed = calls if isinstance(calls, list) else []
+    functions = [call.get("function") if isinstance(call, Mapping) else call for call in listed]
+    return [_role(message), visible_text(message.get("content")), functions]
 
 
 def _role(message: object) -> object:
     return message.get("role") if isinstance(message, Mapping) else None
 
 
-def _text(content: object) -> object:
+def visible_text(content: object) -> object:
+    """Return the text of a message without the whitespace around it; other content unchanged."""
     if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text") or "") for part in content)
     return content.strip() if isinstance(content, str) else content or ""

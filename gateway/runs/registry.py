@@ -18,6 +18,7 @@ from forebay.core.errors import NotFound, Unauthorized
 from forebay.core.tasks import TaskSet
 from forebay.gateway.refusals import WrongKey
 from forebay.gateway.request_bodies import OpenRollout, RegisterRun
+from forebay.gateway.runs.reasoning import ReasoningMemo
 from forebay.gateway.runs.rollouts import ABORTED, RETRIED, OpenedRollout
 from forebay.gateway.runs.run import GatewayRun
 from forebay.gateway.runs.sessions import Session
@@ -142,6 +143,8 @@ class RunRegistry:
         """Open a rollout; ends an earlier attempt with the same id. Raises ``InvalidInput``."""
         key = secrets.token_urlsafe(24)
         rollout = OpenedRollout(run.run_id, body, key, run.pool, run.clock, run.trace.opened(body))
+        if run.registration.restore_reasoning:
+            rollout.session.reasoning = ReasoningMemo(rollout.session.counters)
         earlier = run.rollouts.get(body.rollout_id)
         if earlier is not None:
             self._give_up(run, earlier, REOPENED, RETRIED)

@@ -13,6 +13,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import Any
 
+from forebay.core.binary_sample import join_samples
 from forebay.core.clock import ActiveClock
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import run_rid_prefix
@@ -20,6 +21,7 @@ from forebay.core.waiting import Signal
 from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
 from forebay.engines.pool import EnginePool
+from forebay.gateway.off_loop import off_loop_if
 from forebay.gateway.request_bodies import OpenRollout
 from forebay.gateway.runs.run_trace import SessionTrace
 from forebay.gateway.runs.sessions import Affinity, Session, TurnLog
@@ -48,7 +50,8 @@ class OpenedRollout:
         self.expiry: asyncio.TimerHandle | None = None
         """Timer that forgets the rollout if it is never closed."""
         self._notices = pool.notices
-        self._trajectory = Trajectory(body.rollout_id)
+        self._has_rows = bool(pool.arrays)
+        self._trajectory = Trajectory(body.rollout_id, arrays=pool.arrays)
         self.session = Session(
             Affinity(pool, body.engine_url),
             clock,
@@ -60,15 +63,20 @@ class OpenedRollout:
             defaults=body.sampling_params,
             max_tokens=body.max_tokens,
             cap_tokens=body.cap_tokens,
+            recorded=self._trajectory,
         )
 
     async def final_record(self) -> bytes:
-        """Return the record as JSON, once the last call has ended."""
+        """Return the record, once the last call has ended: its parts, each in a frame of its own, then its JSON."""
         await self.session.wait_idle()
-        record = await self.record()
+        record = await self._record_so_far(has_rows=True)
+        parts = {part.digest: part.frame for each in record["samples"] for part in each.get("parts", ())}
+        for each in record["samples"]:
+            if "parts" in each:
+                each["parts"] = [part.digest for part in each["parts"]]
         is_good = record["samples"] or not record["failures"]
         self.session.trace.end(CAPPED if self.session.is_capped else "finished" if is_good else "failed")
-        return encode(record)
+        return join_samples([*parts.values(), encode(record)])
 
     async def given_up(self, ending: str) -> None:
         """End a rollout whose record is not needed, once its last call has ended."""
@@ -76,9 +84,12 @@ class OpenedRollout:
         self.session.trace.end(ending, is_last=ending != RETRIED)
 
     async def record(self) -> dict[str, Any]:
-        """Return the record so far; the sample with the policy's newest turn is the last one."""
+        """Return the record so far, without parts and arrays; the policy's newest turn is in the last sample."""
+        return await self._record_so_far(has_rows=False)
+
+    async def _record_so_far(self, *, has_rows: bool) -> dict[str, Any]:
         await self.session.turns.drain()
-        samples = self._trajectory.samples()
+        samples = await off_loop_if(self._has_rows, lambda: self._trajectory.samples(has_rows=has_rows))
         return {
             "rollout_id": self.rollout_id,
             "samples": [sample.fields() for sample in samples],

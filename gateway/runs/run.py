@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from forebay.client.calls.flow import ServerReply
 from forebay.core.clock import ActiveClock, SystemClock
+from forebay.core.starts.asked_arrays import AskedArrays
 from forebay.core.tasks import TaskSet
 from forebay.core.weight_versions import AnnouncedWeights
 from forebay.engines.pool import EnginePool
@@ -43,6 +44,7 @@ class GatewayRun:
             model=registration.model,
             on_waiting=self.report_waiting,
             policy_models=registration.policy_models,
+            arrays=AskedArrays.parse(registration.arrays),
         )
         self.engine_http = EngineHttp(registration.api_key)
         self.versions = WorkerVersions(self.pool.weights_at)

@@ -14,12 +14,14 @@ from typing import Any, NoReturn
 from forebay.core.clock import ActiveClock
 from forebay.core.waiting import Signal
 from forebay.engines.capture.token_cap import LIMIT_NAMES, TokenCap
+from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
 from forebay.engines.pool import EnginePool, Member
 from forebay.gateway.dialects.dialect import CrossCallState
 from forebay.gateway.lenient_json import bounded
 from forebay.gateway.off_loop import MANY_MESSAGES, off_loop_if
 from forebay.gateway.refusals import Over
+from forebay.gateway.runs.reasoning import ReasoningMemo
 from forebay.gateway.runs.run_trace import SessionTrace
 
 OVERLOAD_FACTOR = 2
@@ -40,7 +42,7 @@ class Session:
     ``rid_prefix`` begins the ``rid`` of every request. After ``deadline_s`` seconds of ``clock`` its calls end, and new
     ones are rejected. ``defaults`` are sampling parameters for calls that omit them. No call may sample more than
     ``max_tokens``, nor all of them together more than ``cap_tokens``. ``turns`` receives the engine's answers,
-    ``trace`` the timings.
+    ``trace`` the timings. Only a session whose turns are ``recorded`` asks engines for arrays per token.
     """
 
     def __init__(
@@ -56,13 +58,17 @@ class Session:
         defaults: dict[str, Any] | None = None,
         max_tokens: int | None = None,
         cap_tokens: int | None = None,
+        recorded: Trajectory | None = None,
     ) -> None:
         self.session_id = session_id
         self.affinity = affinity
         self.rid_prefix = rid_prefix
         self.turns = turns
         self.trace = trace
+        self.recorded = recorded
         self.memory = CrossCallState()
+        self.reasoning: ReasoningMemo | None = None
+        """None unless its run has ``restore_reasoning``."""
         self.num_calls = 0
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self.counters: Counter[str] = Counter()
@@ -94,9 +100,15 @@ class Session:
         return bool(self._in_flight)
 
     async def choose_engine(self) -> Member:
-        """Return the engine for the next call. Waits while none answers; notes a failure if the call ends meanwhile."""
-        try:
+        """Return the engine for the next call. Waits while none answers."""
+        with self.without_engine():
             return await self.affinity.choose()
+
+    @contextmanager
+    def without_engine(self) -> Iterator[None]:
+        """Wait for an engine inside this context: if the call ends meanwhile, the failure is noted."""
+        try:
+            yield
         except asyncio.CancelledError:
             if self._clock.now_s() < self.ends_s:  # otherwise its time is up, which is noted elsewhere
                 self.note_failure("environment", 503, "no engine answered the call")
@@ -259,7 +271,7 @@ class TurnLog:
         await off_loop_if(self._is_for_thread(known), lambda: self._take(known))
 
     def _is_for_thread(self, turns: Sequence[Turn]) -> bool:
-        return self._may_take_in_thread and any(len(turn.messages) > MANY_MESSAGES for turn in turns)
+        return self._may_take_in_thread and any(len(turn.messages) > MANY_MESSAGES or turn.arrays for turn in turns)
 
 
 async def _known(turns: Sequence[Turn]) -> Sequence[Turn]:

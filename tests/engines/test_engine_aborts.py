@@ -5,16 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
-import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from forebay.core.errors import InvalidInput
 from forebay.engines.aborts import abort_prefix
-from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.web.serving import serve_app
 from tests.kit import TIME_LIMIT_S
 
@@ -75,15 +71,6 @@ async def test_others_calls_are_left_alone_and_time_is_kept() -> None:
         assert "fb-a-0" not in front.running
 
 
-async def test_scripted_engine_stops_by_prefix_through_the_address_with_v1() -> None:
-    async with ScriptedEngine(lambda _: Reply(hang=True)) as server, httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
-        body = {"messages": [{"role": "user", "content": "x"}], "rid": "fb-a-0"}
-        chat = asyncio.create_task(http.post(f"{server.url}/v1/chat/completions", json=body))
-        await server.wait_in_flight(1)
-        assert await abort_prefix(f"{server.url}/v1", "fb-a-", timeout_s=TIME_LIMIT_S) == 1
-        assert (await chat).json()["choices"][0]["finish_reason"] == "abort"
-
-
 async def test_behind_a_router_every_worker_is_told(serve_router: Any) -> None:
     async with exact_front("fb-a-0") as (one, one_url), exact_front("fb-a-1") as (two, two_url):
         async with serve_router([one_url, two_url]) as (router, url):
@@ -98,10 +85,6 @@ async def test_dead_worker_does_not_keep_the_others_from_being_told(serve_router
         async with serve_router([f"http://127.0.0.1:{free_port}", alive]) as (_, url):
             assert await abort_prefix(url, "fb-a-", timeout_s=TIME_LIMIT_S) == 1
         assert front.running == set()
-
-
-async def test_unreachable_engine_is_harmless(free_port: int) -> None:
-    assert await abort_prefix(f"http://127.0.0.1:{free_port}", "fb-a-") is None
 
 
 async def test_engine_without_aborts_is_harmless(serve_json: Any) -> None:
@@ -123,8 +106,3 @@ async def test_silent_engine_is_left_after_the_time_limit() -> None:
             await abort_prefix(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "fb-", timeout_s=0.3) is None
         )
         await gone.wait()
-
-
-async def test_empty_prefix_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="every call"):
-        await abort_prefix("http://127.0.0.1:1", "")

@@ -2,12 +2,13 @@
 
 from forebay.core.clock import ManualClock
 from forebay.engines.detect import DetectedEngine
+from forebay.engines.dialect import SGLANG
 from forebay.engines.pool import EnginePool, Member, Target, least_loaded
 from forebay.engines.scripted import ScriptedEngine
 
 
 def target(name: str) -> Target:
-    return Target(name, "m", True, DetectedEngine(f"http://{name}"))
+    return Target(name, "m", SGLANG, DetectedEngine(f"http://{name}"))
 
 
 def test_rest_doubles_up_to_its_cap_and_one_burst_counts_once() -> None:

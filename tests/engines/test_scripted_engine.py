@@ -155,27 +155,6 @@ async def test_error_status_and_a_script_that_raises() -> None:
     assert "KeyError('lost')" in raised.json()["message"]
 
 
-async def test_abort_by_prefix_answers_200_with_the_partial_text() -> None:
-    async with (
-        ScriptedEngine(lambda _: Reply(text="so far", hang=True)) as engine,
-        httpx.AsyncClient(timeout=TIME_LIMIT_S) as http,
-    ):
-        stopped = asyncio.create_task(post(engine, {**ASK, "rid": "a-1"}))
-        other = asyncio.create_task(post(engine, {**ASK, "rid": "b-1"}))
-        await engine.wait_in_flight(2)
-        loads = (await http.get(f"{engine.url}/v1/loads")).json()["loads"]
-        assert loads == [{"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 0}]
-        await http.post(f"{engine.url}/abort_request", json={"rid": "a-"})
-        reply = await stopped
-        assert reply.status_code == 200
-        assert reply.json()["choices"][0]["finish_reason"] == "abort"
-        assert reply.json()["choices"][0]["message"]["content"] == "so far"
-        assert not other.done()
-        await http.post(f"{engine.url}/abort_request", json={"abort_all": True})
-        assert (await other).json()["choices"][0]["finish_reason"] == "abort"
-        assert engine.aborts == ["a-", ""]
-
-
 async def test_delay_passes_and_an_abort_in_it_leaves_some_of_the_words() -> None:
     words = " ".join(str(number) for number in range(1000))
     async with ScriptedEngine(lambda call: Reply(text=words, delay_s=0.05 if call.number else 300.0)) as engine:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from forebay.engines.capture.turn import Turn, VersionSpan, continues, cut, merge
-from forebay.engines.continuation.message import Whole, whole_message
+from forebay.engines.continuation.message import EngineReading, Whole
 from forebay.engines.router_workers import WorkerAdmin, admin_client
 from forebay.engines.scripted import ScriptedEngine
 from forebay.engines.scripted.tokens import TURN_END, encode
@@ -71,7 +71,7 @@ async def read(sampled: str, *, ends: bool = True, finish_reason: str = "stop", 
     ids = encode(sampled) + [TURN_END] * ends
     async with ScriptedEngine(lambda _: "") as engine, admin_client(None) as http:
         asked = turn("", sampled_ids=ids, finish_reason=finish_reason)
-        return await whole_message(WorkerAdmin(http, engine.url), asked, body)
+        return await EngineReading(WorkerAdmin(http, engine.url), asked, body).message()
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ async def test_an_engine_that_cannot_turn_tokens_into_text_is_not_insisted_on(st
         await send({"type": "http.response.body", "body": b""})
 
     async with serve_app(refuse) as port, admin_client(None) as http:
-        assert await whole_message(WorkerAdmin(http, f"http://127.0.0.1:{port}"), turn("ab"), {}) is None
+        assert await EngineReading(WorkerAdmin(http, f"http://127.0.0.1:{port}"), turn("ab"), {}).message() is None

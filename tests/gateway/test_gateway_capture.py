@@ -9,12 +9,15 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from forebay.engines.scripted import Reply
+from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.engines.scripted.tokens import encode
+from tests.engines.fake_vllm import FakeVLLM
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import LIMIT_S, USER, GatewayAt, Json, assert_whole, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ENGINES = {"sglang": ScriptedEngine, "vllm": FakeVLLM}
 
 RUN = "run-captured00000"
 SYSTEM = {"role": "system", "content": "You add."}
@@ -174,14 +177,14 @@ async def test_what_the_trainer_announced_keeps_caches_apart(stage: Stage, gener
     stage("4")
     await generator.ask(USER)
     await generator.ask(USER)
-    first, again = (call.body["extra_key"] for call in stage.calls)
+    first, again = (stage.key_of(call) for call in stage.calls)
     assert first == again
     stage.gateway.buffer.weight_version = 7
     stage.gateway.buffer.close_group("none of them")
     async with asyncio.timeout(LIMIT_S):
-        while stage.calls[-1].body["extra_key"] == first:
+        while stage.key_of(stage.calls[-1]) == first:
             await generator.ask(USER)
-    assert first not in stage.calls[-1].body["extra_key"]
+    assert first not in stage.key_of(stage.calls[-1])
     stage.gateway.buffer.weight_version = None
 
 

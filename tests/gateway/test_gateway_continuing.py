@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
-from forebay.engines.scripted import Reply, ScriptedCall
+from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.gateway.recording import rest_of
 from forebay.gateway.refusals import EngineLost
+from tests.engines.fake_vllm import FakeVLLM
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import USER, Json, OpenedAt, assert_whole, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ENGINES = {"sglang": ScriptedEngine, "vllm": FakeVLLM}
 
 TEXT = "one two three four five six seven eight nine ten"
 TOOL: Json = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -103,7 +106,7 @@ async def test_each_of_several_choices_is_gone_on_with_by_itself(stage: Stage) -
     rollout = await stage.open()
     asking = asyncio.create_task(rollout.chat(n=3))
     await stage.busy(2)
-    await stage.gateway.http.post(f"{stage.engine.url}/abort_request", json={"abort_all": True})
+    await stage.abort(None)
     texts = [choice["message"]["content"] for choice in (await asking)["choices"]]
     assert texts == ["whole", "part 1 and more after part 1", "part 2 and more after part 2"]
     assert len((await rollout.close())["samples"]) == 3
@@ -158,3 +161,17 @@ async def test_the_rest_of_a_tool_call_is_told_with_the_calls_after_it() -> None
     assert delta == {
         "tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}, {"index": 1, **whole["tool_calls"][1]}]
     }
+
+
+async def test_an_answer_to_an_image_is_asked_for_again(stage: Stage) -> None:
+    # Its token ids have the image's placeholders expanded, so the engine could not read the image beside them.
+    stage(lambda call: Reply(text="a cat") if call.number > first else Reply(text="a ca", hang=True))
+    first = len(stage.engine.calls)
+    rollout = await stage.open()
+    shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
+    asking = asyncio.create_task(rollout.chat(shown))
+    reply = await aborted_once(stage, asking)
+    assert reply["choices"][0]["message"]["content"] == "a cat"
+    assert [("input_ids" in call.body, call.messages == [shown]) for call in stage.calls] == [(False, True)] * 2
+    (sample,) = (await rollout.close())["samples"]
+    assert_whole(sample)

@@ -12,9 +12,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forebay.engines.scripted import Reply, ScriptedEngine
+from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.web.serving import serve_app
+from tests.engines.fake_vllm import RenderLater
 from tests.gateway.gateway_kit import LIMIT_S, USER, assert_whole, eventually, gateway_before
 
 
@@ -155,6 +157,45 @@ async def test_an_engine_that_is_starting_is_waited_for() -> None:
             await asyncio.wait_for(asyncio.shield(asking), 0.3)
         engine.available = True
         await asyncio.wait_for(asking, LIMIT_S)
+
+
+class FullEngine(ScriptedEngine):
+    """Its queue is full after its first chat: it refuses the others with 503. Everything else is answered."""
+
+    num_refused = 0
+
+    def _face(self) -> ASGIApp:
+        face = super()._face()
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            is_refused = bool(self.calls) and scope["path"].endswith("/chat/completions")
+            self.num_refused += is_refused
+            await (JSONResponse({}, 503) if is_refused else face)(scope, receive, send)
+
+        return answer
+
+
+async def test_an_agent_that_gives_up_between_two_attempts_had_no_engine() -> None:
+    async with FullEngine(lambda _: "4") as engine, gateway_before(engine.url) as gateway:
+        rollout = await gateway.open()
+        await rollout.chat()
+        asking = asyncio.create_task(rollout.chat())
+        # The pause is at least 0.4 s long by now.
+        await eventually(lambda: engine.num_refused == 4)
+        asking.cancel()
+        told = await rollout.close()
+    assert [failure["kind"] for failure in told["failures"]] == ["environment"]
+
+
+async def test_a_turn_keeps_its_tokens_when_its_continuation_is_interrupted() -> None:
+    def script(call: ScriptedCall) -> Reply:
+        return Reply(text="one ", finish_reason="abort") if not call.said else Reply(text="two")
+
+    async with RenderLater(script) as engine, gateway_before(engine.url) as gateway:
+        rollout = await gateway.open()
+        assert (await rollout.chat())["choices"][0]["message"]["content"] == "one two"
+        (sample,) = (await rollout.close())["samples"]
+    assert_whole(sample)
 
 
 BODIES = [

@@ -111,7 +111,7 @@ def guarded(module_servers: MakeServer) -> ServerProcess:
 
 async def test_a_rollouts_key_opens_no_route_of_the_server(stage: Stage, guarded: ServerProcess) -> None:
     rollout = await stage.open()
-    names = {"name": "n", "run_key": rollout.key, "batch_id": "b", "group_id": "g", **NAMES}
+    names = {"name": "n", "run_key": rollout.key, "batch_id": "b", "group_id": "g", "digest": "d", **NAMES}
     for method, path in server_routes():
         is_open = path in ("/", "/healthz", "/readyz")
         status = 200 if is_open else 404 if path.startswith("/w/") else 401

@@ -13,6 +13,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from forebay.core.child_process import child_environment
 from forebay.core.settings import Settings
@@ -21,6 +22,7 @@ from forebay.generators.agents.gateway import GatewayLink
 from forebay.generators.agents.rollouts import AgentRollouts
 from forebay.generators.agents.task import AgentTask
 from forebay.generators.sandbox import Limits
+from forebay.server.cli.command_line import app as cli
 from forebay.server.gateway_process import GatewayProcess
 from tests.conftest import MakeServer
 from tests.gateway.gateway_kit import USER, Json, assert_whole
@@ -125,6 +127,19 @@ def test_a_run_opens_rollouts_at_the_gateway(server: ServerProcess, engine: Thre
     close = f"{gateway['url']}/gateway/rollouts/r/close"
     (sample,) = httpx.post(close, headers=bearer(gateway), timeout=TIME_LIMIT_S).json()["samples"]
     assert_whole(sample)
+    run.stop()
+
+
+def test_a_run_started_with_the_flag_restores_reasoning(server: ServerProcess, engine: ThreadedEngine) -> None:
+    said = ["--task-type", "tells", "--engine-url", engine.url, "--group-size", "1", "--restore-reasoning"]
+    started = CliRunner().invoke(cli, ["start", *said, "--url", server.url])
+    assert started.exit_code == 0, started.output
+    run = NativeRun(server, started.output.split()[0])
+    gateway = admitted(told_to(run))
+    rollout = opened(gateway)
+    chat(rollout, messages=[USER, {"role": "assistant", "content": "of the agent's own"}, USER])
+    close = f"{gateway['url']}/gateway/rollouts/r/close"
+    assert httpx.post(close, headers=bearer(gateway), timeout=TIME_LIMIT_S).json()["counters"]["unrestored"] == 1
     run.stop()
 
 

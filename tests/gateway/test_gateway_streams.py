@@ -14,13 +14,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from forebay.engines.scripted import Reply
+from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.gateway.runs.worker_versions import WorkerVersions
 from forebay.web.serving import serve_app
+from tests.engines.fake_vllm import FakeVLLM
 from tests.gateway.conftest import Stage
 from tests.gateway.gateway_kit import LIMIT_S, USER, Json, OpenedAt, assert_whole, gateway_before
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ENGINES = {"sglang": ScriptedEngine, "vllm": FakeVLLM}
 
 BEGUN = "as far as this"
 FIRST = re.compile(r'"(content|text|delta)":"a')
@@ -139,11 +142,11 @@ async def test_each_stream_after_an_announcement_has_the_new_weights_alone(stage
     for version in (5, 6):
         await new_weights(stage, str(version))
         await rollout.chat()
-        before = stage.calls[-1].body["extra_key"]
+        before = stage.key_of(stage.calls[-1])
         stage.gateway.buffer.weight_version = version
         stage.gateway.buffer.close_group("none of them")
         async with asyncio.timeout(LIMIT_S):
-            while stage.calls[-1].body["extra_key"] == before:
+            while stage.key_of(stage.calls[-1]) == before:
                 await rollout.chat()
         streamed = await stage.open()
         async with streaming(streamed) as lines:

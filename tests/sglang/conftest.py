@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forebay.web.serving import serve_app
 from tests.generators.conftest import FakeBuffer
+from tests.kit import interpreter
 
 HERE = Path(__file__).parent
 START_S = 240.0
@@ -37,27 +37,20 @@ ENGINE_FLAGS = ["--sleep-on-idle", "--skip-server-warmup", "--enable-metrics"]
 @pytest.fixture
 async def buffer() -> AsyncIterator[FakeBuffer]:
     """A buffer in this process."""
-    fake = FakeBuffer()
-    async with serve_app(fake.app()) as port:
-        fake.url = f"http://127.0.0.1:{port}/w/key"
+    async with FakeBuffer().served() as fake:
         yield fake
 
 
 @pytest.fixture(scope="session")
 def sglang_python() -> str:
     """The interpreter of the environment that install.sh made."""
-    python = os.environ.get("FOREBAY_SGLANG_PYTHON")
-    if not python:
-        pytest.skip("FOREBAY_SGLANG_PYTHON does not name an interpreter with SGLang: run `make test-sglang`")
-    return python
+    return interpreter("FOREBAY_SGLANG_PYTHON", "SGLang", "make test-sglang")
 
 
 @pytest.fixture(scope="session")
 def sglang_model(sglang_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model folder."""
-    folder = tmp_path_factory.mktemp("sglang") / "model"
-    subprocess.run([sglang_python, HERE / "make_model.py", folder], check=True, timeout=START_S, capture_output=True)
-    return folder
+    return make_model(sglang_python, tmp_path_factory.mktemp("sglang"), "dense")
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +68,20 @@ def changing_url(sglang_python: str, sglang_model: Path, tmp_path_factory: pytes
 
 
 @pytest.fixture(scope="session")
+def moe_model(sglang_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random mixture of experts."""
+    return make_model(sglang_python, tmp_path_factory.mktemp("sglang"), "moe")
+
+
+@pytest.fixture(scope="session")
+def moe_engine(sglang_python: str, moe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an engine that tells the routed experts of ``moe_model``."""
+    log = tmp_path_factory.mktemp("sglang") / "engine.log"
+    with engine_with(sglang_python, moe_model, log, "--enable-return-routed-experts") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def sglang_router_url(sglang_python: str, sglang_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real router before that engine."""
     port = free_port()
@@ -85,6 +92,13 @@ def sglang_router_url(sglang_python: str, sglang_url: str, tmp_path_factory: pyt
         # Its list of workers is empty until it has asked them for their model.
         wait_until_ok(f"{url}/v1/models")
         yield url
+
+
+def make_model(python: str, folder: Path, kind: str) -> Path:
+    """The folder of a model that make_model.py describes."""
+    command = [python, HERE / "make_model.py", folder / kind, kind]
+    subprocess.run(command, check=True, timeout=START_S, capture_output=True)
+    return folder / kind
 
 
 @contextmanager
@@ -134,13 +148,13 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait(STOP_S)
 
 
-def wait_until_ok(url: str) -> None:
-    """Ask until the answer is a 200 with a body; at most 240 s."""
-    deadline_s = time.monotonic() + START_S
+def wait_until_ok(url: str, limit_s: float = START_S) -> None:
+    """Ask until the answer is a 200 with a body."""
+    deadline_s = time.monotonic() + limit_s
     with httpx.Client(timeout=5) as http:
         while time.monotonic() < deadline_s:
             with suppress(httpx.TransportError):
                 if http.get(url).status_code == httpx.codes.OK:
                     return
             time.sleep(0.2)
-    raise TimeoutError(f"{url} did not answer within {START_S:g} s")
+    raise TimeoutError(f"{url} did not answer within {limit_s:g} s")

@@ -1,17 +1,8 @@
 #!/bin/bash
 # Install the real SGLang engine for a machine without a GPU, and its router, into a virtual environment of their own.
 # usage: install.sh VENV
-set -euo pipefail
-venv=$1
-python=${PYTHON:-python3}
+. "$(dirname "$0")/../make_venv.sh"
 
-"$python" -m venv "$venv"
-# A wheel that depends on torch must not replace the one installed first.
-echo "torch==2.13.0" > "$venv/constraints.txt"
-export PIP_CONSTRAINT="$venv/constraints.txt"
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check install --quiet "$@"; }
-
-pip torch==2.13.0
 pip aiohttp anthropic apache-tvm-ffi==0.1.11 cloudpickle dill distro einops fastapi gguf httpx interegular ipython jsonschema \
   "llguidance>=1.7.6,<2" loguru msgspec numpy openai==2.8.0 openai-harmony==0.0.4 orjson packaging partial_json_parser pillow \
   prometheus-client psutil pybase64 pydantic "python-dateutil<3" python-multipart pyzmq regex requests scipy \

@@ -8,6 +8,11 @@ from cpu_stand_ins import put_in_place
 # At import, not in main: the processes that SGLang spawns import this file again and need it as well.
 put_in_place()
 
+from sglang.srt.mem_cache.pool_host import common  # noqa: E402 - needs the stand-ins
+
+# Pins the host memory of routed experts, which only CUDA can do.
+common._cuda_host_register = lambda *_, **__: None
+
 
 def main() -> None:
     from sglang.launch_server import run_server

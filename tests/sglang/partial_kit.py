@@ -1,6 +1,7 @@
 """Rollouts on a real engine that are cut by aborts or by other weights, and the samples that come of them."""
 
 import asyncio
+import json
 import random
 import shutil
 from collections.abc import AsyncIterator
@@ -11,9 +12,9 @@ from typing import Any
 import httpx
 
 from forebay.core.errors import EngineError
+from forebay.engines.dialect import EngineDialect
 from forebay.engines.router_workers import WorkerAdmin, admin_client
 from forebay.generators.base import BaseGenerator, single_turn
-from forebay.web.serving import serve_app
 from tests.generators.conftest import FakeBuffer
 from tests.kit import TIME_LIMIT_S, Json
 
@@ -36,10 +37,8 @@ def changed_weights(model: Path, folder: Path) -> Path:
 @asynccontextmanager
 async def fake_buffer() -> AsyncIterator[FakeBuffer]:
     """A buffer in this process, groups of one."""
-    fake = FakeBuffer()
-    fake.plan |= {"group_size": 1}
-    async with serve_app(fake.app()) as port:
-        fake.url = f"http://127.0.0.1:{port}/w/key"
+    async with FakeBuffer().served() as fake:
+        fake.plan |= {"group_size": 1}
         yield fake
 
 
@@ -75,12 +74,19 @@ async def until_in_the_middle(url: str, num_calls: int, num_tokens: int = 30) ->
             await asyncio.sleep(0.02)
 
 
-async def abort_at_random(engine_url: str, mean_s: float) -> None:
-    """Abort everything that is in flight, again and again."""
+def write_rows(folder: Path, budgets: list[int]) -> Path:
+    rows = [{"instance_id": n, "prompt": f"what is {n} + 2?", "budget": budget} for n, budget in enumerate(budgets)]
+    path = folder / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+async def abort_at_random(dialect: EngineDialect, engine_url: str) -> None:
+    """Abort everything that is in flight, again and again, every 0.15 s on average."""
     async with admin_client(None) as http:
-        admin = WorkerAdmin(http, engine_url)
+        admin = dialect.admin(http, engine_url)
         while True:
-            await asyncio.sleep(random.expovariate(1 / mean_s))
+            await asyncio.sleep(random.expovariate(1 / 0.15))
             with suppress(EngineError, TimeoutError):
                 await admin.abort_all()
 

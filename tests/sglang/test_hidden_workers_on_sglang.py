@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.engines.capture.checking import check
+from forebay.engines.dialect import SGLANG
 from forebay.generators.base import BaseGenerator, single_turn
 from tests.engines.template_kit import hiding_router
 from tests.sglang.partial_kit import SAMPLING, abort_at_random, check_whole, fake_buffer, load_of, reward
@@ -45,7 +46,7 @@ async def test_samples_over_generate_have_the_engines_logprobs_also_after_aborts
         generator = BaseGenerator(
             url, buffer.url, num_process=16, sampling_params=SAMPLING, template_path=sglang_model, max_attempts=1
         )
-        aborting = asyncio.create_task(abort_at_random(sglang_url, mean_s=0.15))
+        aborting = asyncio.create_task(abort_at_random(SGLANG, sglang_url))
         await generator.run_async(tmp_path / "rows.jsonl", rollout, reward)
         aborting.cancel()
     assert await load_of(sglang_url) == 0

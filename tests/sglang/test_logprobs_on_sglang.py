@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from forebay.client.tensors import collate
+from forebay.engines.capture import teacher
 from forebay.engines.capture.checking import check
 from forebay.generators.base import BaseGenerator
 from tests.generators.conftest import FakeBuffer
@@ -98,6 +99,17 @@ async def sampled(url: str, num_tokens: int = NUM_TOKENS, **params: Any) -> list
     told = (await generate(url, PROMPT, num_tokens, **params))["output_token_logprobs"]
     ids = [token for _, token, _ in told]
     return [(await policy(url, PROMPT + ids[:at]), token, value) for at, (value, token, _) in enumerate(told)]
+
+
+async def test_a_teacher_returns_the_logprobs_of_a_sample_and_the_most_probable_ids(sglang_url: str) -> None:
+    ids = [*PROMPT, BIASED]
+    rows = {name: each.data for name, each in (await teacher.arrays(sglang_url, {"tokens": ids}, top_k=3)).items()}
+    for at in range(1, len(ids)):
+        plain = await policy(sglang_url, ids[:at])
+        best = pytest.approx(sorted(plain.values(), reverse=True)[:3], abs=EXACT)
+        assert rows["teacher_logprobs"][at - 1] == pytest.approx(plain[ids[at]], abs=EXACT)
+        assert rows["teacher_top_logprobs"][at - 1].tolist() == best
+        assert [plain[token] for token in rows["teacher_top_ids"][at - 1].tolist()] == best
 
 
 async def test_a_stream_of_nothing_but_an_end_token_keeps_its_logprob_and_says_how_it_was_sampled(

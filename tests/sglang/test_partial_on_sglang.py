@@ -1,7 +1,6 @@
 """Turns that a real SGLang is made to abort, or whose weights change under them, against replays of their tokens."""
 
 import asyncio
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from forebay.client import AsyncBufferClient
 from forebay.core.weight_versions import PauseMode
 from forebay.engines.capture.checking import check
+from forebay.engines.dialect import SGLANG
 from tests.kit import Json, ServerProcess
 from tests.sglang.partial_kit import (
     abort_at_random,
@@ -21,6 +21,7 @@ from tests.sglang.partial_kit import (
     put_weights,
     start_rollouts,
     until_in_the_middle,
+    write_rows,
 )
 
 pytestmark = pytest.mark.sglang
@@ -36,13 +37,6 @@ def new_weights(sglang_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return changed_weights(sglang_model, tmp_path_factory.mktemp("weights") / "new")
 
 
-def write_rows(folder: Path, budgets: list[int]) -> Path:
-    rows = [{"instance_id": n, "prompt": f"what is {n} + 2?", "budget": budget} for n, budget in enumerate(budgets)]
-    path = folder / "rows.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
-
-
 @pytest.mark.parametrize("address", NUM_ABORTED)
 async def test_turns_aborted_at_random_moments_are_whole_and_exact(
     request: pytest.FixtureRequest, sglang_url: str, address: str, tmp_path: Path
@@ -50,7 +44,7 @@ async def test_turns_aborted_at_random_moments_are_whole_and_exact(
     url = request.getfixturevalue(address)
     budgets = [random.randint(20, 120) for _ in range(NUM_ABORTED[address])]
     async with fake_buffer() as buffer, asyncio.timeout(400):
-        aborting = asyncio.create_task(abort_at_random(sglang_url, mean_s=0.15))
+        aborting = asyncio.create_task(abort_at_random(SGLANG, sglang_url))
         await start_rollouts(buffer, url, write_rows(tmp_path, budgets), num_process=16)
         aborting.cancel()
     assert await load_of(sglang_url) == 0

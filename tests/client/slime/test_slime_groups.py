@@ -53,7 +53,7 @@ def test_the_end_of_a_run_is_told_and_leaves_what_is_there(run: NativeRun, args:
     run.write(*group("a"))
     run.stop()
     poll_until(lambda: run.view()["has_ended"])
-    with pytest.raises(RunEnded, match=r"is stopped \(.*\): 1 groups are left, rollout 0 needs 2") as ended:
+    with pytest.raises(RunEnded, match=r"is stopped \(.*\): 1 groups are left, step 0 needs 2") as ended:
         generate(args, 0)
     assert "--num-epoch" in ended.value.hint
     assert run.view()["groups"]["ready"] == 1
@@ -63,7 +63,7 @@ def test_a_run_that_ended_with_nothing_left_says_so(run: NativeRun, args: Any) -
     run.write(*group("a"), *group("b"))
     generate(args, 0)
     run.stop()
-    with pytest.raises(RunEnded, match="0 groups are left, rollout 1 needs 2"):
+    with pytest.raises(RunEnded, match="0 groups are left, step 1 needs 2"):
         generate(args, 1)
 
 

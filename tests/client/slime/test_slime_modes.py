@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.client import slime
+from forebay.client.trainer import marked_steps
 from forebay.core.errors import InvalidInput
 from forebay.engines.scripted import ScriptedEngine, ThreadedEngine
 from tests.client import slime_stand_in
@@ -83,25 +84,16 @@ def test_unusable_groups_of_a_held_run_are_an_error_and_no_hang(
     slime_server: ServerProcess, trained: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained.colocate = True
-    monkeypatch.setattr(slime, "WAIT_S", 0.5)
+    monkeypatch.setattr(marked_steps, "WAIT_S", 0.5)
     with ScriptedEngine(lambda _: "x").in_thread() as engine:
         use_engine(trained, engine)
         monkeypatch.setattr(slime.samples, "_slots", refuse)
-        with pytest.raises(InvalidInput, match=r"slime can use none of 2 groups; .*: no slots"):
+        with pytest.raises(InvalidInput, match=r"the trainer can use none of 2 groups; .*: no slots"):
             generate(trained, 0)
 
 
 def refuse(*_: object) -> Any:
     raise InvalidInput("no slots")
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("--rollout-top-p", 0.9), ("--use-rollout-routing-replay", True)], ids=str
-)
-def test_what_needs_arrays_for_each_token_is_refused_at_the_start(args: Any, option: str, value: object) -> None:
-    setattr(args, option.removeprefix("--").replace("-", "_"), value)
-    with pytest.raises(InvalidInput, match=f"with {option} slime needs .* for each token"):
-        slime.generate_rollout(args, 0, object())
 
 
 def test_the_package_that_is_loaded_gets_its_own_classes(

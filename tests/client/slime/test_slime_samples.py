@@ -16,7 +16,13 @@ from tests.kit import Json, NativeRun, ServerProcess, make_sample
 
 
 def test_a_sample_has_what_slime_trains_on(run: NativeRun, args: Any) -> None:
-    changes = {"weight_versions": [3, 4], "label": "4", "extra_info": {"finish_reason": "stop", "round_number": 2}}
+    parts = {"exact": 1.0}
+    changes = {
+        "weight_versions": [3, 4],
+        "label": "4",
+        "reward_parts": parts,
+        "extra_info": {"finish_reason": "stop", "round_number": 2},
+    }
     run.write(*group("a", **changes), *group("b", **changes))
     (first, second), other = generate(args, 7)
     assert first == Sample(
@@ -39,6 +45,7 @@ def test_a_sample_has_what_slime_trains_on(run: NativeRun, args: Any) -> None:
             "uid": "a/0",
             "instance_id": "a",
             "raw_reward": 0.0,
+            "reward_parts": parts,
             "retokenized": False,
         },
     )

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.core.errors import EngineError, EngineUnavailable, InvalidInput
 from forebay.engines.capture.checking import check
-from forebay.engines.capture.fill_gaps import complete, weight_version_of
+from forebay.engines.capture.fill_gaps import complete
 from forebay.engines.capture.turn import SamplingSpan, Turn, VersionSpan
 from forebay.engines.scripted import ScriptedEngine
 from forebay.engines.scripted.tokens import logprob
@@ -88,15 +88,13 @@ def gappy(**changes: Any) -> Turn:
 async def test_a_stream_gets_its_version_and_the_logprobs_that_are_missing(
     engine: ScriptedEngine, http: httpx.AsyncClient
 ) -> None:
-    before = await weight_version_of(http, engine.url)
-    assert before == "default"
-    (turn,) = await complete(http, engine.url, [gappy()], before)
+    (turn,) = await complete(http, engine.url, [gappy()], ("default", "default"))
     assert turn.logprobs == exact().logprobs
     assert turn.versions == [VersionSpan("default", 0, 3)]
 
 
 async def test_weights_that_changed_meanwhile_are_both_named(engine: ScriptedEngine, http: httpx.AsyncClient) -> None:
-    (turn,) = await complete(http, engine.url, [gappy()], "older")
+    (turn,) = await complete(http, engine.url, [gappy()], ("older", "default"))
     assert (turn.seen_versions, turn.versions, turn.is_kv_mixed) == (["older", "default"], [], True)
     assert turn.logprobs is not None
     assert math.isnan(turn.logprobs[1])
@@ -105,7 +103,7 @@ async def test_weights_that_changed_meanwhile_are_both_named(engine: ScriptedEng
 async def test_logprobs_of_another_temperature_are_not_filled_in(
     engine: ScriptedEngine, http: httpx.AsyncClient
 ) -> None:
-    (turn,) = await complete(http, engine.url, [exact(logprobs=[-50.0, math.nan, -1.0])], "default")
+    (turn,) = await complete(http, engine.url, [exact(logprobs=[-50.0, math.nan, -1.0])], ("default", "default"))
     assert turn.logprobs is not None
     assert math.isnan(turn.logprobs[1])
 
@@ -127,20 +125,21 @@ async def test_an_answer_without_any_logprob_is_scored_at_temperature_1(
 ) -> None:
     """As a stream that is nothing but a call of a tool, or an end token."""
     spans = [] if sampling is None else [SamplingSpan(sampling, 0, 3)]
-    (turn,) = await complete(http, engine.url, [exact(logprobs=None, sampling=spans)], "default")
+    (turn,) = await complete(http, engine.url, [exact(logprobs=None, sampling=spans)], ("default", "default"))
     assert turn.logprobs == (exact().logprobs if is_scored else None)
 
 
 async def test_under_a_grammar_nothing_is_filled_in_though_the_rest_agrees(
     engine: ScriptedEngine, http: httpx.AsyncClient
 ) -> None:
-    (turn,) = await complete(http, engine.url, [gappy(sampling=[SamplingSpan({"grammar": "regex"}, 0, 3)])], "default")
+    (turn,) = await complete(
+        http, engine.url, [gappy(sampling=[SamplingSpan({"grammar": "regex"}, 0, 3)])], ("default", "default")
+    )
     assert turn.logprobs is not None
     assert math.isnan(turn.logprobs[1])
 
 
 async def test_an_engine_that_is_gone_costs_no_stream(http: httpx.AsyncClient) -> None:
-    assert await weight_version_of(http, NOBODY) is None
-    assert await complete(http, NOBODY, [exact()], None) == [exact()]
-    (turn,) = await complete(http, NOBODY, [exact()], "7")
+    assert await complete(http, NOBODY, [exact()], (None, None)) == [exact()]
+    (turn,) = await complete(http, NOBODY, [exact()], ("7", None))
     assert turn == msgspec.structs.replace(exact(), seen_versions=["7"])

@@ -7,8 +7,9 @@ import pytest
 
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.read_stream import StreamReader
-from forebay.engines.capture.request_fields import asking, strip, texts_only
+from forebay.engines.capture.request_fields import strip, texts_only
 from forebay.engines.capture.turn import VersionSpan
+from forebay.engines.dialect import SGLANG
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "go"}], "temperature": 1.0}
 HEAD = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -183,9 +184,9 @@ def test_calls_of_tools_and_reasoning_are_put_together() -> None:
 
 
 def test_asking_changes_nothing_else() -> None:
-    asked = asking(BODY, is_stream=False)
+    asked = SGLANG.ask(BODY, is_stream=False)
     assert asked == BODY | {"logprobs": True, "return_token_ids": True, "return_meta_info": True}
-    asked = asking(BODY | {"stream": True, "stream_options": {"include_usage": False}}, is_stream=True)
+    asked = SGLANG.ask(BODY | {"stream": True, "stream_options": {"include_usage": False}}, is_stream=True)
     assert asked["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert asked["return_input_ids_in_sglext"] is asked["return_output_ids_in_sglext"] is True
     assert "return_token_ids" not in asked
@@ -200,7 +201,7 @@ def test_a_whole_reply_is_stripped_of_what_was_not_asked_for() -> None:
         | {"logprobs": None}
     ]
     assert stripped["metadata"] == {"weight_version": "7"} != reply["metadata"]
-    assert strip(reply, asking(BODY, is_stream=False)) == texts_only(reply)
+    assert strip(reply, SGLANG.ask(BODY, is_stream=False)) == texts_only(reply)
 
 
 def test_a_stream_is_stripped_of_what_was_not_asked_for() -> None:
@@ -214,14 +215,14 @@ def test_usage_at_the_end_is_kept_where_it_was_asked_for() -> None:
     client_body = BODY | {"stream": True, "stream_options": {"include_usage": True}}
     seen = [told for each in STREAM if (told := strip(each, client_body)) is not None]
     assert [told["usage"] for told in seen if "usage" in told] == [STREAM[-1]["usage"]]
-    everything = asking(BODY, is_stream=True)
+    everything = SGLANG.ask(BODY, is_stream=True)
     assert [strip(each, everything) for each in STREAM] == STREAM
 
 
 def test_what_a_client_sends_wrongly_is_left_to_the_engine() -> None:
     wrong = {"messages": 3, "tools": "x", "stream_options": "y", "n": None}
-    assert asking(wrong, is_stream=True)["messages"] == 3
-    assert asking(wrong, is_stream=False)["tools"] == "x"
+    assert SGLANG.ask(wrong, is_stream=True)["messages"] == 3
+    assert SGLANG.ask(wrong, is_stream=False)["tools"] == "x"
     assert StreamReader(wrong).turns() == []
     assert strip({"object": "error", "message": "no", "code": 400}, wrong) == {
         "object": "error",

@@ -233,3 +233,20 @@ def test_a_record_on_disk_gives_the_same_samples() -> None:
     stored = msgspec.json.encode(recorded(*turns).turns())
     again = recorded(*msgspec.json.decode(stored, type=list[type(turns[0])]))  # type: ignore[misc]
     assert again.samples() == recorded(*turns).samples()
+
+
+def test_two_images_of_one_size_are_two_samples() -> None:
+    # The engine's placeholder tokens depend on the size of an image alone.
+    def shown(*screens: str) -> list[dict[str, Any]]:
+        parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{screen}"}} for screen in screens]
+        return [{"role": "user", "content": [part, {"type": "text", "text": "go"}]} for part in parts]
+
+    first = make_turn([1, 9, 9, 2], [3], messages=shown("AAAA"))
+    next_screen = make_turn([1, 9, 9, 2, 3, 9, 9, 2], [4], messages=shown("AAAA", "CCCC"))
+    other = make_turn([1, 9, 9, 2, 3, 9, 9, 2], [5], messages=shown("BBBB", "CCCC"))
+    trajectory = recorded(first, next_screen, other)
+    samples = trajectory.samples()
+    assert [sample.tokens for sample in samples] == [[1, 9, 9, 2, 3, 9, 9, 2, 4], [1, 9, 9, 2, 3, 9, 9, 2, 5]]
+    assert [sample.messages[:-1] for sample in samples] == [shown("AAAA", "CCCC"), shown("BBBB", "CCCC")]
+    assert [trained(sample) for sample in samples] == [[3, 4], [5]]
+    assert trajectory.counters == {"clean": 2, "forked": 1}

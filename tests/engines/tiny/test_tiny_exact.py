@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -36,10 +35,6 @@ async def chat(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     whole = await post(http, "/v1/chat/completions", **TALK | fields)
     choice: dict[str, Any] = whole["choices"][0]
     return choice
-
-
-async def update(http: httpx.AsyncClient, folder: Path, version: str) -> None:
-    await post(http, "/update_weights_from_disk", model_path=str(folder), weight_version=version)
 
 
 async def num_running(http: httpx.AsyncClient) -> int:
@@ -85,22 +80,6 @@ async def differences(
     return [abs(then - (after or 0.0)) for then, after in pairs]
 
 
-async def test_sampled_tokens_fed_back_have_the_told_logprobs_also_from_a_full_batch(http: httpx.AsyncClient) -> None:
-    asked = [chat(http, **TOLD, max_tokens=20 + 9 * n, ignore_eos=True) for n in range(12)]
-    for choice in await asyncio.gather(*asked):
-        assert max(await differences(http, choice)) < CLOSE
-
-
-async def test_a_chat_continued_from_its_token_ids_is_scored_as_one(http: httpx.AsyncClient) -> None:
-    first = await chat(http, **TOLD, max_tokens=30, ignore_eos=True)
-    prompt, sampled, logprobs = told(first)
-    rest = await chat(http, **TOLD, max_tokens=40, ignore_eos=True, input_ids=prompt + sampled)
-    assert rest["prompt_token_ids"] == prompt + sampled
-    joined = sampled + rest["response_token_ids"]
-    now = (await scores(http, prompt + joined))[len(prompt) :]
-    assert now == pytest.approx(logprobs + told(rest)[2], abs=CLOSE)
-
-
 async def test_aborted_at_any_moment_and_continued_leaves_no_gap(http: httpx.AsyncClient) -> None:
     moments = random.Random(3)
     for number in range(5):
@@ -114,36 +93,6 @@ async def test_aborted_at_any_moment_and_continued_leaves_no_gap(http: httpx.Asy
         now = (await scores(http, prompt + sampled + rest["response_token_ids"]))[len(prompt) :]
         assert now == pytest.approx(logprobs + told(rest)[2], abs=CLOSE)
     assert await num_running(http) == 0
-
-
-async def test_retracted_calls_go_on_under_the_new_weights_alone(
-    http: httpx.AsyncClient, model_folder: Path, other_folder: Path
-) -> None:
-    call = asyncio.create_task(chat(http, **LONG))
-    await wait_tokens(http, 90)
-    await post(http, "/pause_generation", mode="retract")
-    await update(http, other_folder, "2")
-    await post(http, "/continue_generation")
-    choice = await call
-    before, after = choice["meta_info"]["weight_versions"]
-    assert (before["version"], after["version"], choice["meta_info"]["num_retractions"]) == ("default", "2", 1)
-    assert 0 < before["end"] == after["start"] < after["end"] == 1_200
-    assert max(await differences(http, choice, after["start"])) < CLOSE
-    assert max(await differences(http, choice, 0, before["end"])) > CLOSE
-    await update(http, model_folder, "default")
-    assert max(await differences(http, choice, 0, before["end"])) < CLOSE
-
-
-async def test_calls_paused_in_place_keep_their_cache(http: httpx.AsyncClient, other_folder: Path) -> None:
-    call = asyncio.create_task(chat(http, **LONG))
-    await wait_tokens(http, 90)
-    await post(http, "/pause_generation", mode="in_place")
-    await update(http, other_folder, "2")
-    await post(http, "/continue_generation")
-    choice = await call
-    before, after = choice["meta_info"]["weight_versions"]
-    assert (before["version"], after["version"], choice["meta_info"]["num_retractions"]) == ("default", "2", 0)
-    assert max(await differences(http, choice, after["start"])) > CLOSE, "a mixed cache belongs to no one policy"
 
 
 async def test_a_pause_that_aborts_leaves_the_engine_idle_and_new_calls_waiting(http: httpx.AsyncClient) -> None:

@@ -120,21 +120,6 @@ async def test_the_first_choice_of_n_is_what_n_1_gives(loaded: LoadedModel) -> N
     assert len({choice.text for choice in several}) > 1
 
 
-async def test_an_abort_reaches_by_prefix_and_keeps_the_partial_text(loaded: LoadedModel) -> None:
-    async with generating(loaded) as thread:
-        hit = make_call(loaded, ENDLESS, rid="run1-a", stream=True, n=2)
-        spared = make_call(loaded, SamplingParams(max_tokens=60, ignore_eos=True), rid="run2-a")
-        thread.submit(hit)
-        thread.submit(spared)
-        begun = await first_piece(hit)
-        thread.abort("run1")
-        ended = await finished(hit)
-        assert [choice.finish_reason for choice in ended] == ["abort", "abort"]
-        assert 0 < max(len(choice.tokens) for choice in ended) < 4000
-        assert begun.text
-        assert (await finished(spared))[0].finish_reason == "length"
-
-
 async def test_a_queued_call_is_aborted_too(loaded: LoadedModel) -> None:
     async with generating(loaded, max_rows=1) as thread:
         running, queued = make_call(loaded, ENDLESS, stream=True), make_call(loaded, ENDLESS, rid="queued")
@@ -153,17 +138,6 @@ async def test_calls_beyond_the_rows_wait_their_turn(loaded: LoadedModel) -> Non
             thread.submit(call)
         ended = [await finished(call) for call in calls]
     assert [choice.finish_reason for choices in ended for choice in choices] == ["length"] * 6
-
-
-async def test_a_cancelled_call_frees_its_row_for_the_next(loaded: LoadedModel) -> None:
-    async with generating(loaded, max_rows=1) as thread:
-        given_up = make_call(loaded, ENDLESS, stream=True)
-        thread.submit(given_up)
-        await first_piece(given_up)
-        thread.cancel(given_up)
-        following = make_call(loaded, SamplingParams(max_tokens=3, ignore_eos=True))
-        thread.submit(following)
-        assert len((await finished(following))[0].tokens) == 3
 
 
 async def test_a_step_that_fails_answers_its_calls_and_the_next_ones_work(

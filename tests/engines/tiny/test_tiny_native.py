@@ -1,7 +1,5 @@
 """The native routes: generation by token ids, alone, in lists and streamed; tokens; tools in the prompt."""
 
-import json
-from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -59,20 +57,6 @@ async def test_logprobs_of_the_prompt_begin_where_asked(http: httpx.AsyncClient)
     spelled = await generate(http, input_ids=prompt, return_logprob=True, return_text_in_logprobs=True)
     tokens = [text for _, _, text in spelled["meta_info"]["output_token_logprobs"]]
     assert "".join(tokens).replace("<|im_end|>", "") == spelled["text"]
-
-
-async def test_a_stream_tells_everything_so_far(http: httpx.AsyncClient) -> None:
-    whole = await generate(http, input_ids=[70, 71], return_logprob=True)
-    lines = (
-        await http.post("/generate", json=ASK | {"input_ids": [70, 71], "return_logprob": True, "stream": True})
-    ).text
-    *events, end = [line.removeprefix("data: ") for line in lines.split("\n\n") if line]
-    assert end == "[DONE]"
-    told = [json.loads(event) for event in events]
-    assert [one["output_ids"] for one in told][-1] == whole["output_ids"]
-    assert all(a["output_ids"] == b["output_ids"][: len(a["output_ids"])] for a, b in pairwise(told))
-    assert [one["meta_info"]["finish_reason"] is None for one in told] == [True] * (len(told) - 1) + [False]
-    assert "weight_versions" in told[-1]["meta_info"]
 
 
 async def test_stop_tokens_end_a_choice_and_are_told(http: httpx.AsyncClient) -> None:

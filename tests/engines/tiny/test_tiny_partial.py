@@ -1,6 +1,5 @@
 """Turns whose weights change under them: what each way to pause leaves of them, on the embedded engine."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,14 @@ from forebay.engines import weight_updates
 from forebay.engines.capture.checking import SampleCheck, check
 from forebay.engines.router_workers import admin_client
 from tests.kit import Json
-from tests.sglang.partial_kit import check_whole, fake_buffer, put_weights, start_rollouts, until_in_the_middle
+from tests.sglang.partial_kit import (
+    check_whole,
+    fake_buffer,
+    put_weights,
+    start_rollouts,
+    until_in_the_middle,
+    write_rows,
+)
 
 NUM_TURNS, BUDGET = 3, 150
 OLD, NEW = 1, 2
@@ -29,9 +35,7 @@ async def change(engine_url: str, folder: Path, mode: PauseMode) -> None:
 
 
 async def samples_across_an_update(engine_url: str, other_folder: Path, mode: PauseMode, folder: Path) -> list[Json]:
-    rows = folder / "rows.jsonl"
-    asked = [{"instance_id": n, "prompt": f"What is {n} + 2?", "budget": BUDGET} for n in range(NUM_TURNS)]
-    rows.write_text("".join(f"{json.dumps(row)}\n" for row in asked))
+    rows = write_rows(folder, [BUDGET] * NUM_TURNS)
     async with fake_buffer() as buffer:
         rollouts = start_rollouts(buffer, engine_url, rows, NUM_TURNS)
         await until_in_the_middle(engine_url, NUM_TURNS)

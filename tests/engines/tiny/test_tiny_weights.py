@@ -120,23 +120,6 @@ async def test_a_folder_that_does_not_fit_changes_nothing(
     assert (await http.get("/model_info")).json()["weight_version"] == "default"
 
 
-async def test_a_reply_tells_its_tokens_when_asked(http: httpx.AsyncClient, model_folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    (choice,) = (await chat(http, return_token_ids=True, logprobs=True))["choices"]
-    ids = choice["response_token_ids"]
-    assert ids[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(ids[:-1]) == choice["message"]["content"]
-    assert len(ids) == len(choice["logprobs"]["content"])
-    prompt = tokenizer.apply_chat_template(TALK["messages"], tokenize=False, add_generation_prompt=True)
-    assert choice["prompt_token_ids"] == tokenizer.encode(prompt, add_special_tokens=False)
-    assert "response_token_ids" not in (await chat(http))["choices"][0]
-    refused = await http.post("/v1/chat/completions", json=TALK | {"return_token_ids": True, "stream": True})
-    assert refused.status_code == 400
-    assert "return_token_ids" in refused.json()["message"]
-
-
 async def test_a_prompt_asked_again_is_not_read_again(http: httpx.AsyncClient) -> None:
     async def num_read() -> int:
         return int((await http.get("/v1/loads")).json()["loads"][0]["total_prefill_uncached_tokens"])
