@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.core import errors
+from forebay.core import errors, parts
 from forebay.core.errors import ForebayError
 
 
@@ -60,7 +60,7 @@ def _kinds(base: type[ForebayError] = ForebayError) -> Iterator[type[ForebayErro
         yield from _kinds(kind)
 
 
-_BY_CODE = {kind.code: kind for kind in _kinds() if kind.__module__ == errors.__name__}
+_BY_CODE = {kind.code: kind for kind in _kinds() if kind.__module__ in (errors.__name__, parts.__name__)}
 
 
 def make_error(

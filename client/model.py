@@ -10,6 +10,7 @@ import msgspec
 
 from forebay.core.ids import InstanceId
 from forebay.core.weight_versions import PauseMode
+from forebay.telemetry.numbers import counted
 
 Row: TypeAlias = dict[str, Any]
 """A sample from the buffer: the written fields, with ``reward`` normalised and the original in ``raw_reward``."""
@@ -50,11 +51,20 @@ class Batch:
     """The tensors of a batch read with ``as_tensors``; its rows omit ``tokens``, ``logprobs`` and ``loss_mask``."""
     group_ids: Sequence[str] = ()
     """The server's ids of the groups."""
+    wait_s: float = 0.0
+    """Seconds that the read took, waiting included."""
 
     @property
     def num_groups(self) -> int:
         """Number of groups, those without rows included."""
         return len(self.group_sizes)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: a table of its first rows."""
+        from forebay.client.notebook import batch_html  # which trainers do not need
+
+        step = "" if self.step is None else f" for step {self.step}"
+        return batch_html(f"Batch {self.batch_id}{step}: {counted(self.num_groups, 'group')}", self.rows)
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -85,6 +95,35 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     """What happened, and what to do about it."""
     reasons: dict[str, int]
     """Number of groups by the reason for which they ended."""
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluation of a run's weights, which is a run of its own."""
+
+    run_id: str
+    """The id of the evaluation's own run."""
+    task: str
+    """Its name in the ``evaluate.tasks`` of the training run."""
+    step: int
+    """The training step that it was started for."""
+    weight_version: int | None
+    """The version of the weights that it evaluates, if the trainer announces versions."""
+    state: str
+    """``running``, ``finished``, ``stopped`` (by a weight update or a user) or ``failed``."""
+    reason: str = ""
+    """Why it stopped or failed."""
+    num_rollouts: int | None = None
+    """Number of rollouts it consists of; None until its process has counted them."""
+    num_counted: int = 0
+    """Rollouts that the numbers below are about; while it is running, those that have not failed."""
+    num_failed: int = 0
+    """Failed rollouts. They count as nothing, not as reward 0."""
+    num_other_weights: int = 0
+    """Rollouts that do not count because they name other weights, or several versions."""
+    mean: dict[str, float | None] | None = None
+    """``value`` of the mean reward, ``low`` and ``high`` of its 95 % interval; None while it is running."""
+    pass_at: dict[str, dict[str, float | None]] = {}
+    """The same of pass@k, by k as text: the chance that at least one of k rollouts has a reward of 1 or more."""
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,12 +175,24 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     """Number of rollouts by outcome: ``ok``, ``truncated``, ``engine_failure``, …"""
     rewards: dict[str, float | None] = {}
     """``num``, ``mean``, ``min`` and ``max`` of the rewards of samples in groups."""
+    reward_parts: dict[str, dict[str, float]] = {}
+    """The same of each named part of these rewards."""
     counts: dict[str, int] = {}
     """Counters of the run's processes, by name."""
     tokens: dict[str, Any] = {}
     """Tokens ``kept`` and ``wasted``; ``mean_finished`` and ``mean_aborted``, tokens per rollout."""
     settings: dict[str, Any] = {}
     """The settings of the run, defaults included."""
+    evaluations: list[Evaluation] = []
+    """The evaluations of the run, by step."""
+    sampling_params: dict[str, Any] = {}
+    """The sampling parameters that the run was started with."""
+
+    def _repr_html_(self) -> str:
+        """In a notebook: a table of its state and statistics."""
+        from forebay.client.notebook import run_html  # which trainers do not need
+
+        return run_html(msgspec.to_builtins(self))
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,8 +47,8 @@ class RunEngines:
         urls = [root_url(url) for url in engine_urls(run.payload)]
         if not urls:
             raise InvalidInput(
-                f"run {run.run_id!r} names no engine, so there is nothing to pause",
-                hint="start it with remote_engine_url, or announce the weight version without a mode",
+                f"run {run.run_id!r} names no engine: it was started without remote_engine_url",
+                hint="start a run with remote_engine_url; a weight version without a mode needs no engine",
                 field="remote_engine_url",
             )
         return cls(run.run_id, urls, run.payload.get("api_key"))
@@ -183,7 +183,7 @@ class EnginePauses:
             try:
                 if version is not None:
                     async with admin_client(record.api_key) as http:
-                        workers = [WorkerAdmin(http, url) for url in record.urls]
+                        workers = [await weight_updates.admin_at(http, url) for url in record.urls]
                         name = await weight_updates.name_weights(workers, version, record.mode)
                     await announce(Loaded(version, name, keeps_cache=record.mode == "in_place"))
             finally:
@@ -287,7 +287,7 @@ class EnginePauses:
     async def _keep_resuming(self, record: PauseRecord) -> None:
         left = await self._resumed(record, RESUME_LATER_S)
         for url in left:
-            logger.error("%s may still be paused: POST %s/continue_generation resumes it", url, url)
+            logger.error("%s may still be paused: POST /continue_generation (vLLM: /resume) resumes it", url)
         self._later.pop(record.run_id, None)
         await self._forget(record)  # even if workers are left: a restarted server could do no more
 

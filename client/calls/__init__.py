@@ -13,7 +13,7 @@ A process opens one transport per server address, which may have a path (``http:
 A long poll states in its query or body how long the server may wait, and adds that time to ``timeout_s``.
 
 ``flow.py`` has no I/O. An exchange of several calls is written once as a generator, a *flow*, that yields ``Call``,
-``Pause`` and ``Work`` and includes other flows with ``yield from``. ``transport.py`` runs flows, blocking or awaited,
-in the foreground or in the background (``Background``). ``cutting.py`` interrupts calls when a client is closed while
-other threads or tasks wait in it.
+``Pause`` and ``Work`` and includes other flows with ``yield from``. ``transport.py`` runs flows in the
+foreground or in the background (``Background``), blocking; ``async_transport.py`` runs them awaited. ``cutting.py``
+interrupts calls when a client is closed while other threads wait in it.
 """

@@ -1,17 +1,14 @@
-"""Interrupting the calls of other threads and other tasks."""
+"""Interrupting the calls of other threads."""
 
-import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
 from forebay.client.errors import ClientClosed
 
-CUT_S = 2.0
-"""Seconds that tasks have to close their connections."""
 CONNECTED = ("connect_tcp.complete", "start_tls.complete")
 
 
@@ -56,46 +53,3 @@ def _shut_down(stream: Any) -> None:
     connection = stream.get_extra_info("socket")
     with suppress(OSError):  # closed already, or replaced by the TLS socket
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # SSLSocket.shutdown would first drop to plain text
-
-
-class Breakable:
-    """Parts of tasks that can be interrupted without cancelling the tasks."""
-
-    def __init__(self) -> None:
-        self._limits: set[asyncio.Timeout] = set()
-        self._idle = asyncio.Event()
-        self._is_cut = False
-
-    @asynccontextmanager
-    async def part(self) -> AsyncIterator[None]:
-        """Raise ``ClientClosed`` from the block when it is cut."""
-        self.check()
-        limit = asyncio.timeout(None)
-        try:
-            async with limit:
-                self._limits.add(limit)
-                yield
-        except TimeoutError:
-            self.check()  # this limit has no time of its own: only ``cut`` expires it
-            raise  # the timeout came from inside the block
-        finally:
-            self._limits.discard(limit)
-            if not self._limits:
-                self._idle.set()
-
-    async def cut(self) -> None:
-        """Interrupt all parts in progress, and wait until their connections are closed."""
-        self._is_cut = True
-        self._idle.clear()
-        for limit in self._limits:
-            if not limit.expired():
-                limit.reschedule(0.0)  # a time in the past: each part ends at its next step of the event loop
-        if self._limits:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CUT_S):
-                    await self._idle.wait()
-
-    def check(self) -> None:
-        """Raise ``ClientClosed`` after ``cut``."""
-        if self._is_cut:
-            raise ClientClosed

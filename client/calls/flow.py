@@ -14,8 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from forebay.client.errors import ServerUnreachable, error_of
-from forebay.core.backoff import Backoff
-from forebay.core.waiting import Deadline
+from forebay.core.backoff import Backoff, Deadline
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +26,8 @@ TRANSIENT = frozenset({408, 425, 429, 502, 503, 504, 507})
 """Statuses after which the same request may succeed a little later."""
 LONGEST_RETRY_AFTER_S = 60.0
 CALL_TIMEOUT_S = 30.0
+RETRY_FOR_S = 120.0
+"""Default for retrying the calls of clients."""
 PAGE_RUNS = 200
 """Runs per page when listing runs."""
 ENDLESS_S = math.inf

@@ -1,15 +1,13 @@
-"""Drivers that run flows over HTTP: a blocking and an awaited one, each also in the background."""
+"""The blocking driver, which runs flows over HTTP, also in the background. It loads no asyncio."""
 
-import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import httpx
 
-from forebay.client.calls.cutting import Breakable, Connections
+from forebay.client.calls.cutting import Connections
 from forebay.client.calls.flow import Call, Flow, Lost, Pause, ServerReply, Work
 from forebay.core.addresses import is_http_url, is_local_url, trusts_nobody
 from forebay.core.errors import InvalidInput
@@ -28,7 +26,7 @@ class Transport:
     """
 
     def __init__(self, url: str, token: str | None = None, *, may_ask_proxy: bool = True) -> None:
-        self._http = httpx.Client(**_options(url, token, may_ask_proxy))
+        self._http = httpx.Client(**http_options(url, token, may_ask_proxy))
         self._connections = Connections()
 
     def run(self, flow: Flow[T], pause: Callable[[Pause], object] | None = None) -> T:
@@ -51,15 +49,15 @@ class Transport:
     def save(self, call: Call, write: Callable[[bytes], object]) -> ServerReply | Lost:
         """Make ``call`` once and stream the body of a success to ``write``; the returned reply then has no body."""
         try:
-            with self._http.stream(call.method, call.path, **_request(call)) as response:
+            with self._http.stream(call.method, call.path, **request_of(call)) as response:
                 if not response.is_success:
                     response.read()
-                    return _reply(response)
+                    return reply_of(response)
                 for piece in response.iter_bytes():
                     write(piece)
                 return ServerReply(response.status_code, response.headers, b"")
         except httpx.RequestError as error:
-            return _lost(error)
+            return lost_by(error)
 
     def cut(self) -> None:
         """Interrupt every flow, those of other threads too. Only ``run_last`` works from now on."""
@@ -75,48 +73,9 @@ class Transport:
 
     def _send(self, call: Call, **extensions: Any) -> ServerReply | Lost:
         try:
-            return _reply(self._http.request(call.method, call.path, extensions=extensions, **_request(call)))
+            return reply_of(self._http.request(call.method, call.path, extensions=extensions, **request_of(call)))
         except httpx.RequestError as error:
-            return _lost(error)
-
-
-class AsyncTransport:
-    """``Transport`` for asyncio, within one event loop."""
-
-    def __init__(self, url: str, token: str | None = None, *, may_ask_proxy: bool = True) -> None:
-        self._http = httpx.AsyncClient(**_options(url, token, may_ask_proxy))
-        self._breakable = Breakable()
-
-    async def run(self, flow: Flow[T], pause: Callable[[Pause], Awaitable[object]] | None = None) -> T:
-        """Run ``flow`` and return its result. Raises ``ClientClosed`` when the transport is cut."""
-        return await _drive_awaited(flow, self.ask, pause or self._pause)
-
-    async def ask(self, call: Call) -> ServerReply | Lost:
-        """Make ``call`` once. Raises ``ClientClosed`` when the transport is cut."""
-        async with self._breakable.part():
-            return await self._send(call)
-
-    async def _pause(self, pause: Pause) -> None:
-        async with self._breakable.part():
-            await asyncio.sleep(pause.seconds)
-
-    async def cut(self) -> None:
-        """Interrupt every flow, those of other tasks too. Only ``run_last`` works from now on."""
-        await self._breakable.cut()
-
-    async def run_last(self, flow: Flow[T]) -> T:
-        """Run ``flow`` after ``cut`` and return its result."""
-        return await _drive_awaited(flow, self._send, lambda pause: asyncio.sleep(pause.seconds))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    async def _send(self, call: Call) -> ServerReply | Lost:
-        try:
-            return _reply(await self._http.request(call.method, call.path, **_request(call)))
-        except httpx.RequestError as error:
-            return _lost(error)
+            return lost_by(error)
 
 
 def drive(flow: Flow[T], ask: Callable[[Call], ServerReply | Lost], pause: Callable[[Pause], object]) -> T:
@@ -137,27 +96,6 @@ def drive(flow: Flow[T], ask: Callable[[Call], ServerReply | Lost], pause: Calla
         return result
     finally:
         flow.close()  # after an interrupted call, the flow still has to note which request that was
-
-
-async def _drive_awaited(
-    flow: Flow[T], ask: Callable[[Call], Awaitable[ServerReply | Lost]], pause: Callable[[Pause], Awaitable[object]]
-) -> T:
-    answer: Any = None
-    try:
-        while True:
-            effect = flow.send(answer)
-            match effect:
-                case Call():
-                    answer = await ask(effect)
-                case Pause():
-                    answer = await pause(effect)
-                case Work():
-                    answer = await asyncio.to_thread(effect.function)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    finally:
-        flow.close()
 
 
 class Background:
@@ -198,41 +136,12 @@ class Background:
         self.wake()
 
 
-class AsyncBackground:
-    """Runs a flow in a task until the flow ends or is stopped."""
-
-    def __init__(self, transport: AsyncTransport, flow: Flow[None], name: str) -> None:
-        self._woken = asyncio.Event()
-        self._task = asyncio.create_task(transport.run(flow, self._pause), name=name)
-
-    async def _pause(self, pause: Pause) -> None:
-        if not pause.is_wakeable:
-            await asyncio.sleep(pause.seconds)
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause.seconds):
-                await self._woken.wait()
-        self._woken.clear()  # after the wait, not before: a wake between two pauses ends the next one
-
-    def wake(self) -> None:
-        """End the current wakeable pause, or the next one."""
-        self._woken.set()
-
-    async def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the flow's end."""
-        await asyncio.wait({self._task}, timeout=timeout_s)
-
-    async def stop(self) -> None:
-        """Cancel the flow, and wait until it has ended."""
-        self._task.cancel()
-        await asyncio.wait({self._task})
-
-
 class _Stopped(Exception):
     """Raised from a pause to end a background thread."""
 
 
-def _options(url: str, token: str | None, may_ask_proxy: bool) -> dict[str, Any]:
+def http_options(url: str, token: str | None, may_ask_proxy: bool) -> dict[str, Any]:
+    """Arguments of an httpx client. Raises ``InvalidInput`` for an unusable address or token."""
     try:
         is_address = is_http_url(url) and bool(httpx.URL(url))
     except httpx.InvalidURL:  # httpx also checks characters and host names
@@ -252,7 +161,8 @@ def _options(url: str, token: str | None, may_ask_proxy: bool) -> dict[str, Any]
     }
 
 
-def _request(call: Call) -> dict[str, Any]:
+def request_of(call: Call) -> dict[str, Any]:
+    """Arguments of a request for ``call``."""
     return {
         "content": call.body,
         "headers": dict(call.headers),
@@ -261,9 +171,11 @@ def _request(call: Call) -> dict[str, Any]:
     }
 
 
-def _reply(response: httpx.Response) -> ServerReply:
+def reply_of(response: httpx.Response) -> ServerReply:
+    """The reply, of any status."""
     return ServerReply(response.status_code, response.headers, response.content)
 
 
-def _lost(error: httpx.RequestError) -> Lost:
+def lost_by(error: httpx.RequestError) -> Lost:
+    """The outcome of a request without a reply."""
     return Lost(f"{type(error).__name__}: {error}".rstrip(": "))

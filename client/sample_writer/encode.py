@@ -42,7 +42,7 @@ def array_bytes(values: Any, code: str) -> bytes | None:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         return None
     if hasattr(values, "detach"):
-        values = _plain_tensor(values)
+        values = plain_tensor(values)
     if (data := _same_type(values, code)) is not None:
         return data
     if hasattr(values, "astype"):
@@ -59,7 +59,7 @@ def _same_type(values: Any, code: str) -> bytes | None:
     return view.tobytes() if view.format == code and view.ndim == 1 else None
 
 
-def _plain_tensor(tensor: Any) -> Any:
+def plain_tensor(tensor: Any) -> Any:
     """A torch tensor as a NumPy array, or as a list if NumPy is not installed."""
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point():

@@ -3,18 +3,21 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from forebay.client.errors import SamplesRefused, WriterClosed
 from forebay.core.errors import ForebayError, InvalidInput
+from forebay.core.parts import NamedPart
 
 Sample: TypeAlias = dict[str, Any]
 """A sample to write, with the fields of a write over HTTP."""
 NEVER_S = 3_600.0
 MOST_SAMPLES = 10_000
 """Samples that a server accepts in one write, with the default ``max_batch_samples``."""
+SHARED_FACTOR = 4
+"""A batch of samples that share parts may have this many times ``max_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,20 @@ class WriteLimits:
             raise InvalidInput(f"max_samples must be at most {MOST_SAMPLES} (got {self.max_samples})", hint=hint)
 
 
+Limits = WriteLimits
+"""The name of ``WriteLimits`` in ``forebay.client``."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueuedSample:
-    """A sample and its encoded form."""
+    """A sample and its encoded form, with its parts by digest."""
 
     sample: Sample
     body: bytes
     put_s: float = 0.0
+    parts: Mapping[str, NamedPart] = field(default_factory=dict)
+    num_bytes: int = 0
+    """Bytes of the body, and of parts that the sample before it does not have."""
 
 
 class Outbox:
@@ -73,6 +83,8 @@ class Outbox:
         self.num_acknowledged = 0
         self.num_refused = 0
         self.changed: Callable[[], None] = lambda: None
+        self.wake: Callable[[], None] = lambda: None
+        """Called when a batch is due earlier than before."""
         self.on_judged: Callable[[Sample], object] = lambda _: None
         """Called for each sample that the buffer has stored or refused."""
 
@@ -87,8 +99,8 @@ class Outbox:
             # Samples being sent count as well: they are queued again if the buffer has no room.
             return not is_full or self._failure is not None or self._is_closing
 
-    def put(self, sample: Sample, body: bytes) -> bool:
-        """Queue a sample. Returns whether a batch is now due earlier than before.
+    def put(self, sample: Sample, body: bytes, parts: Mapping[str, NamedPart] | None = None) -> None:
+        """Queue a sample.
 
         Raises ``WriterClosed``, or an error that occurred since the last call; the sample is then not queued.
         """
@@ -96,9 +108,15 @@ class Outbox:
         with self._lock:
             if self._is_closing:
                 raise WriterClosed
-            self._waiting.append(QueuedSample(sample, body, self._clock()))
-            self._waiting_bytes += len(body)
-            return len(self._waiting) == 1 or self._is_full_batch()
+            last = self._waiting[-1].parts if self._waiting else {}
+            # The same objects as before: parts that two samples share take memory once, as they are counted.
+            parts = {digest: last.get(digest, part) for digest, part in (parts or {}).items()}
+            size = len(body) + sum(len(part.frame) for digest, part in parts.items() if digest not in last)
+            self._waiting.append(QueuedSample(sample, body, self._clock(), parts, size))
+            self._waiting_bytes += size
+            is_due = len(self._waiting) == 1 or self._is_full_batch()
+        if is_due:
+            self.wake()
 
     def check(self) -> None:
         """Raise ``SamplesRefused``, once per sample; or, at every call, the error that ended the writer."""
@@ -114,11 +132,13 @@ class Outbox:
         """Send all queued samples without waiting for more."""
         with self._lock:
             self._num_urgent = len(self._waiting)
+        self.wake()
 
     def close(self) -> None:
         """Accept no more samples, and send the queued ones at once."""
         with self._lock:
-            self._is_closing, self._num_urgent = True, len(self._waiting)
+            self._is_closing = True
+        self.hurry()
         self.changed()
 
     @property
@@ -166,15 +186,17 @@ class Outbox:
         size = 0
         with self._lock:
             while self._waiting and len(batch) < self._limits.max_samples:
-                size += len(self._waiting[0].body)
-                if batch and size > self._limits.max_bytes:
+                size += self._waiting[0].num_bytes
+                # Parts that a sample shares with the one before it are sent once if both go together.
+                is_shared = batch and batch[-1].parts.keys() & self._waiting[0].parts.keys()
+                if batch and size > self._limits.max_bytes * (SHARED_FACTOR if is_shared else 1):
                     break
                 batch.append(self._waiting.popleft())
-                self._waiting_bytes -= len(batch[-1].body)
+                self._waiting_bytes -= batch[-1].num_bytes
             # Samples written after the flush wait for others again.
             self._num_urgent = max(0, self._num_urgent - len(batch))
             self._sending += batch
-            self._sending_bytes += sum(len(each.body) for each in batch)
+            self._sending_bytes += sum(each.num_bytes for each in batch)
         return batch
 
     def acknowledged(self, sent: Iterable[QueuedSample]) -> None:
@@ -186,7 +208,7 @@ class Outbox:
 
     def replace(self, sent: QueuedSample, sample: Sample, body: bytes) -> QueuedSample:
         """Send ``sample`` in place of a refused one, even when the outbox is closed."""
-        other = QueuedSample(sample, body, sent.put_s)
+        other = QueuedSample(sample, body, sent.put_s, num_bytes=len(body))
         with self._lock:
             self._sending.append(other)
         self._remove([sent])  # only now: the outbox must not look drained in between
@@ -204,7 +226,7 @@ class Outbox:
         judged = {id(each) for each in sent}
         with self._lock:
             self._sending = [each for each in self._sending if id(each) not in judged]
-            self._sending_bytes = sum(len(each.body) for each in self._sending)
+            self._sending_bytes = sum(each.num_bytes for each in self._sending)
         self.changed()
         return len(judged)
 

@@ -3,7 +3,7 @@
 import gzip
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Literal, TypeAlias
@@ -13,10 +13,12 @@ import msgspec
 from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, Pause, ServerReply, Work, answered
 from forebay.client.errors import error_in, error_of
 from forebay.client.sample_writer.encode import SAMPLES_TYPE, encode_sample, join_samples
+from forebay.client.sample_writer.encode_parts import take_parts
 from forebay.client.sample_writer.outbox import NEVER_S, Outbox, QueuedSample, Sample, WriteLimits
 from forebay.core.backoff import Backoff
-from forebay.core.binary_sample import is_binary
+from forebay.core.binary_sample import is_raw
 from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
+from forebay.core.parts import NamedPart
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class Writing:
 
     no_room = NO_ROOM
     """Statuses of a reachable buffer without room; the writer waits for room without a time limit."""
+    takes_parts = True
+    """Whether the buffer stores parts. Otherwise images stay in the messages, and arrays are left out."""
     splits_without_room = False
     """Whether a batch that found no room is resent at once in smaller parts."""
 
@@ -76,14 +80,15 @@ class Writing:
         self._compress = _compressor(encoding)
         self._on_refused = on_refused
 
-    def put(self, sample: Sample) -> bool:
-        """Encode and queue a sample; one without a ``uid`` gets one. Returns whether the flow must be woken.
+    def encoded(self, sample: Sample) -> tuple[Sample, bytes, Mapping[str, NamedPart]]:
+        """What ``Outbox.put`` queues for a sample; one without a ``uid`` gets one.
 
-        Raises ``TypeError`` if it cannot be encoded, and the errors of ``Outbox.put``.
+        Raises ``TypeError`` if it cannot be encoded, ``InvalidInput`` if its arrays do not fit its tokens.
         """
         if "uid" not in sample:  # lets the buffer recognise a sample that is resent after a lost acknowledgement
             sample = {**sample, "uid": token_hex(12)}
-        return self.outbox.put(sample, encode_sample(sample))
+        fields, parts = take_parts(sample) if self.takes_parts else (_without_parts(sample), {})
+        return sample, encode_sample(fields), parts
 
     def run(self) -> Flow[None]:
         """Send until the outbox is closed and empty, or an error makes it impossible; that error goes to the outbox."""
@@ -119,7 +124,9 @@ class Writing:
         """
         if len(batch) > self._max_samples:  # samples without room accumulate
             return (yield from self._offer_halves(batch))
-        call = yield from self.call([queued.body for queued in batch])
+        parts = {digest: part for queued in batch for digest, part in queued.parts.items()}
+        frames = [part.frame for part in parts.values()]
+        call = yield from self.call([*frames, *(queued.body for queued in batch)])
         reply = yield from answered(call, self.retry_for_s, TRANSIENT - self.no_room)
         if reply.status in self.no_room:
             if self.splits_without_room and len(batch) > 1:
@@ -174,8 +181,8 @@ class Writing:
         return None if is_of_samples else error
 
     def call(self, bodies: Sequence[bytes]) -> Flow[Call]:
-        """The request that sends encoded samples."""
-        has_arrays = any(is_binary(body) for body in bodies)
+        """The request that sends encoded samples, after the frames of their parts."""
+        has_arrays = any(map(is_raw, bodies))
         body = join_samples(bodies) if has_arrays else b"\n".join(bodies)
         headers = {"Content-Type": SAMPLES_TYPE if has_arrays else NDJSON_TYPE}
         # In a thread: compressing megabytes would block the generator's event loop.
@@ -183,6 +190,10 @@ class Writing:
             body = yield Work(partial(self._compress, body))
             headers["Content-Encoding"] = self._encoding
         return Call("POST", self._path, body, headers, WRITE_TIMEOUT_S)
+
+
+def _without_parts(sample: Sample) -> Sample:
+    return {name: value for name, value in sample.items() if name not in ("parts", "arrays")}
 
 
 def _compressor(encoding: Encoding | None) -> Callable[[bytes], bytes]:

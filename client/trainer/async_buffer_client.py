@@ -2,25 +2,37 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from forebay.client.calls.transport import AsyncBackground, AsyncTransport
-from forebay.client.model import (
-    Batch,
-    BatchLike,
-    CheckpointInfo,
-    CheckpointResult,
-    EnginePause,
-    RewindResult,
-    RunStats,
-    WeightUpdate,
-)
-from forebay.client.trainer.buffer_client import DEFAULT_URL, LEASE_S, RETRY_FOR_S
-from forebay.client.trainer.requests import PAUSE_LIMIT_S, UPDATE_TIMEOUT_S, Reading, Wanted, start_payload
+from forebay.client.calls.async_transport import AsyncBackground, AsyncTransport
+from forebay.client.calls.flow import RETRY_FOR_S, Flow
+from forebay.client.model import Batch, EnginePause
+from forebay.client.trainer.buffer_client import DEFAULT_URL, show_as_method
+from forebay.client.trainer.leases import Wanted
+from forebay.client.trainer.requests import LEASE_S, Reading
+from forebay.client.trainer.run_requests import PAUSE_LIMIT_S
 from forebay.core.weight_versions import PauseMode
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def awaited(
+    request: Callable[Concatenate[Reading, P], Flow[T]],
+) -> Callable[Concatenate["AsyncBufferClient", P], Coroutine[Any, Any, T]]:
+    """Make the awaited method that runs ``request``."""
+
+    @wraps(request, assigned=("__name__",))
+    async def call(self: "AsyncBufferClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(request(self._reading, *args, **kwargs))
+
+    show_as_method(call, request, "AsyncBufferClient")
+    summary = str(request.__doc__).partition("\n")[0].partition(". ")[0].partition("; see ")[0].removesuffix(".")
+    call.__doc__ = f"{summary}. See ``BufferClient.{request.__name__}``."
+    return call
 
 
 class AsyncBufferClient:
@@ -76,48 +88,17 @@ class AsyncBufferClient:
         """The run that this client started or attached to; empty before that."""
         return self._reading.run_id
 
-    async def start(
-        self,
-        task_type: str | None = None,
-        group_size: int | None = None,
-        input_file: str | Path | None = None,
-        **settings: Any,
-    ) -> RunStats:
-        """Start a run and attach to it; see ``BufferClient.start``."""
-        return await self._run(self._reading.start(start_payload(task_type, group_size, input_file, settings)))
-
-    async def attach(self, run_id: str) -> RunStats:
-        """Attach to an existing run; see ``BufferClient.attach``."""
-        return await self._run(self._reading.attach(run_id))
-
-    async def runs(self, name: str | None = None) -> list[RunStats]:
-        """Every run of the server, or every run with this ``name``, oldest first."""
-        return await self._run(self._reading.runs(name))
-
-    async def stats(self) -> RunStats:
-        """The state and the statistics of the run."""
-        return await self._run(self._reading.stats())
-
-    async def stop(self) -> RunStats:
-        """Stop the run's process. Its data is kept, and completed groups can still be read."""
-        return await self._run(self._reading.stop())
+    start = awaited(Reading.start)
+    attach = awaited(Reading.attach)
+    runs = awaited(Reading.runs)
+    stats = awaited(Reading.stats)
+    stop = awaited(Reading.stop)
+    evaluate = awaited(Reading.evaluate)
 
     # --- weights
 
-    async def set_weight_version(self, version: int) -> None:
-        """Announce the version of the weights in the engines (0 or more). Staleness is counted from it."""
-        await self._run(self._reading.set_weight_version(version))
-
-    async def update_weights(
-        self,
-        version: int,
-        model_path: str | Path,
-        mode: PauseMode = "abort",
-        *,
-        timeout_s: float = UPDATE_TIMEOUT_S,
-    ) -> WeightUpdate:
-        """Load weights into every engine of the run and announce them; see ``BufferClient.update_weights``."""
-        return await self._run(self._reading.update_weights(version, str(model_path), mode, timeout_s))
+    set_weight_version = awaited(Reading.set_weight_version)
+    update_weights = awaited(Reading.update_weights)
 
     @asynccontextmanager
     async def paused_engines(
@@ -153,36 +134,13 @@ class AsyncBufferClient:
             yield batch
             wanted = wanted.next()
 
-    async def read(
-        self,
-        num_groups: int | None = None,
-        batch_size: int | None = None,
-        *,
-        wait_s: float | None = None,
-        lease_s: float = LEASE_S,
-        step: int | None = None,
-        max_staleness: int | None = None,
-    ) -> Batch | None:
-        """Read one batch, or None after ``wait_s`` seconds without one; see ``BufferClient.read``."""
-        wanted = Wanted(num_groups, batch_size, lease_s, step, max_staleness)
-        return await self._run(self._reading.read(wanted, wait_s))
-
-    async def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None = None) -> CheckpointResult:
-        """Add batches to the checkpoint of ``step`` and ack them; see ``BufferClient.checkpoint``."""
-        return await self._run(self._reading.checkpoint(step, batches))
-
-    async def checkpoints(self) -> list[CheckpointInfo]:
-        """The checkpoints of the run, by step."""
-        return await self._run(self._reading.checkpoints())
-
-    async def rewind(self, step: int | None) -> RewindResult:
-        """Make groups that are in no checkpoint up to ``step`` ready again; see ``BufferClient.rewind``."""
-        return await self._run(self._reading.rewind(step))
-
-    async def ack(self, batch: BatchLike) -> None:
-        """Mark a batch as used; see ``BufferClient.ack``."""
-        await self._run(self._reading.ack(batch))
-
-    async def release(self, batches: BatchLike | Iterable[BatchLike]) -> None:
-        """Release batches: their groups are ready for the next reader. Raises ``BatchAcked``."""
-        await self._run(self._reading.release(batches))
+    read = awaited(Reading.read)
+    metrics = awaited(Reading.metrics)
+    arrays = awaited(Reading.arrays)
+    images = awaited(Reading.images)
+    annotate = awaited(Reading.annotate)
+    checkpoint = awaited(Reading.checkpoint)
+    checkpoints = awaited(Reading.checkpoints)
+    rewind = awaited(Reading.rewind)
+    ack = awaited(Reading.ack)
+    release = awaited(Reading.release)

@@ -1,30 +1,44 @@
 """The blocking client of a trainer. ``async_buffer_client.py`` has the awaited one; both use ``requests.py``."""
 
+import inspect
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, get_args
 
+from forebay.client.calls.flow import RETRY_FOR_S, Flow
 from forebay.client.calls.transport import Background, Transport
-from forebay.client.model import (
-    Batch,
-    BatchLike,
-    CheckpointInfo,
-    CheckpointResult,
-    EnginePause,
-    RewindResult,
-    RunStats,
-    WeightUpdate,
-)
-from forebay.client.trainer.requests import PAUSE_LIMIT_S, UPDATE_TIMEOUT_S, Reading, Wanted, start_payload
+from forebay.client.model import Batch, EnginePause
+from forebay.client.trainer.leases import Wanted
+from forebay.client.trainer.requests import LEASE_S, Reading
+from forebay.client.trainer.run_requests import PAUSE_LIMIT_S
 from forebay.core.weight_versions import PauseMode
 
 DEFAULT_URL = "http://127.0.0.1:8889"
-RETRY_FOR_S = 120.0
-LEASE_S = 600.0
 JOIN_S = 5.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def blocking(request: Callable[Concatenate[Reading, P], Flow[T]]) -> Callable[Concatenate["BufferClient", P], T]:
+    """Make the method that runs ``request`` and returns its result."""
+
+    @wraps(request, assigned=("__name__", "__doc__"))
+    def call(self: "BufferClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(request(self._reading, *args, **kwargs))
+
+    show_as_method(call, request, "BufferClient")
+    return call
+
+
+def show_as_method(call: Any, request: Callable[..., object], client: str) -> None:
+    """Let ``help`` show ``call`` as a method of ``client`` that returns the result of the flow of ``request``."""
+    signature = inspect.signature(request)
+    call.__signature__ = signature.replace(return_annotation=get_args(signature.return_annotation)[-1])
+    call.__qualname__ = f"{client}.{request.__name__}"
 
 
 class BufferClient:
@@ -108,68 +122,17 @@ class BufferClient:
         """The run that this client started or attached to; empty before that."""
         return self._reading.run_id
 
-    def start(
-        self,
-        task_type: str | None = None,
-        group_size: int | None = None,
-        input_file: str | Path | None = None,
-        **settings: Any,
-    ) -> RunStats:
-        """Start a run and attach to it.
-
-        ``input_file`` is a path on the server. ``settings`` are the other fields of a start (``remote_engine_url``,
-        ``num_epoch``, ``name``, ``max_staleness``, …) and any that the generator takes. ``task_type`` and
-        ``group_size`` are required, except with ``replay="run-…"`` or ``replay={"source": "run-…", "steps": "50-60"}``:
-        a replay takes omitted fields from the recording.
-
-        Raises ``StartRefused``, ``InvalidInput``.
-        """
-        return self._run(self._reading.start(start_payload(task_type, group_size, input_file, settings)))
-
-    def attach(self, run_id: str) -> RunStats:
-        """Attach to an existing run.
-
-        Raises ``RunNotFound``. Like ``start``, raises ``InvalidInput`` while batches of another run are leased to this
-        client: checkpoint, ack or release them first.
-        """
-        return self._run(self._reading.attach(run_id))
-
-    def runs(self, name: str | None = None) -> list[RunStats]:
-        """Every run of the server, or every run with this ``name``, oldest first."""
-        return self._run(self._reading.runs(name))
-
-    def stats(self) -> RunStats:
-        """The state and the statistics of the run."""
-        return self._run(self._reading.stats())
-
-    def stop(self) -> RunStats:
-        """Stop the run's process. Its data is kept, and completed groups can still be read."""
-        return self._run(self._reading.stop())
+    start = blocking(Reading.start)
+    attach = blocking(Reading.attach)
+    runs = blocking(Reading.runs)
+    stats = blocking(Reading.stats)
+    stop = blocking(Reading.stop)
+    evaluate = blocking(Reading.evaluate)
 
     # --- weights
 
-    def set_weight_version(self, version: int) -> None:
-        """Announce the version of the weights in the engines (0 or more). Staleness is counted from it."""
-        self._run(self._reading.set_weight_version(version))
-
-    def update_weights(
-        self,
-        version: int,
-        model_path: str | Path,
-        mode: PauseMode = "abort",
-        *,
-        timeout_s: float = UPDATE_TIMEOUT_S,
-    ) -> WeightUpdate:
-        """Load the weights in ``model_path``, a path on each engine's machine, into every engine; announce ``version``.
-
-        The engines are paused meanwhile. ``mode`` decides what happens to calls in flight. With "abort" they end, and
-        the base generator continues them from their tokens. With "retract" the engine continues them and recomputes
-        their cache under the new weights. With "in_place" they continue with the old cache, which is fastest, but
-        their logprobs belong to no single policy.
-
-        Raises ``WeightUpdateFailed``, which names the engine and quotes its reply, and ``EnginesPaused``.
-        """
-        return self._run(self._reading.update_weights(version, str(model_path), mode, timeout_s))
+    set_weight_version = blocking(Reading.set_weight_version)
+    update_weights = blocking(Reading.update_weights)
 
     @contextmanager
     def paused_engines(
@@ -216,61 +179,13 @@ class BufferClient:
             yield batch
             wanted = wanted.next()
 
-    def read(
-        self,
-        num_groups: int | None = None,
-        batch_size: int | None = None,
-        *,
-        wait_s: float | None = None,
-        lease_s: float = LEASE_S,
-        step: int | None = None,
-        max_staleness: int | None = None,
-    ) -> Batch | None:
-        """Read one batch. Returns None if none is ready within ``wait_s`` seconds; without ``wait_s``, waits for one.
-
-        Raises ``LeaseLost``, and ``RunEnded`` when the run can deliver no more groups.
-        """
-        wanted = Wanted(num_groups, batch_size, lease_s, step, max_staleness)
-        return self._run(self._reading.read(wanted, wait_s))
-
-    def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None = None) -> CheckpointResult:
-        """Add batches to the checkpoint of ``step`` and ack them, all or none. A rewind to this step keeps them.
-
-        The default is ALL batches that this client has returned and that are in no checkpoint. A loop that reads ahead
-        must name the batches it trained on; otherwise the checkpoint includes batches that the model has not seen::
-
-            trained = []
-            for batch in prefetch(client.batches(num_groups=16)):
-                train(batch.rows)
-                trained.append(batch)
-                if is_time_to_save():
-                    client.checkpoint(step, trained)
-                    trained.clear()
-
-        Call it before the model file becomes visible. A checkpoint without its model is harmless; a model without its
-        checkpoint is not. Raises ``LeaseLost``, ``CheckpointConflict``, ``BatchNotFound``.
-        """
-        return self._run(self._reading.checkpoint(step, batches))
-
-    def checkpoints(self) -> list[CheckpointInfo]:
-        """The checkpoints of the run, by step."""
-        return self._run(self._reading.checkpoints())
-
-    def rewind(self, step: int | None) -> RewindResult:
-        """Make every group that is in no checkpoint up to ``step`` ready again, in its original order.
-
-        All leases of the run are revoked, those of other clients too. With None, the run is rewound to its beginning.
-        Call it when the trainer loads a model. Raises ``CheckpointNotFound``, which lists the known steps.
-        """
-        return self._run(self._reading.rewind(step))
-
-    def ack(self, batch: BatchLike) -> None:
-        """Mark a batch as used; the next ``checkpoint`` includes it. For loops without checkpoints.
-
-        Raises ``LeaseLost``.
-        """
-        self._run(self._reading.ack(batch))
-
-    def release(self, batches: BatchLike | Iterable[BatchLike]) -> None:
-        """Release batches: their groups are ready for the next reader. Raises ``BatchAcked``."""
-        self._run(self._reading.release(batches))
+    read = blocking(Reading.read)
+    metrics = blocking(Reading.metrics)
+    arrays = blocking(Reading.arrays)
+    images = blocking(Reading.images)
+    annotate = blocking(Reading.annotate)
+    checkpoint = blocking(Reading.checkpoint)
+    checkpoints = blocking(Reading.checkpoints)
+    rewind = blocking(Reading.rewind)
+    ack = blocking(Reading.ack)
+    release = blocking(Reading.release)

@@ -4,11 +4,12 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 
+from forebay.client.calls.flow import Json
 from forebay.client.errors import ClientClosed
-from forebay.core.errors import ForebayError
+from forebay.core.errors import ForebayError, InvalidInput
 
 EXTENSIONS_PER_LEASE = 3
 TRIES_PER_EXTENSION = 4
@@ -137,6 +138,33 @@ class UncheckpointedLeases:
                 raise self._lost.pop(next(iter(self._lost)))
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The arguments of a read."""
+
+    num_groups: int | None
+    batch_size: int | None
+    lease_s: float
+    step: int | None
+    max_staleness: int | None
+
+    def __post_init__(self) -> None:
+        if (self.num_groups is None) == (self.batch_size is None):
+            raise InvalidInput("give exactly one of num_groups and batch_size", field="num_groups")
+
+    def body(self) -> Json:
+        """The body of the request, without the fields that differ between tries."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def next(self) -> "Wanted":
+        """The arguments for the next step."""
+        return self if self.step is None else replace(self, step=self.step + 1)
+
+    def last(self, num_left: int, *, drop_last: bool) -> "Wanted":
+        """The last read of a run that ended with ``num_left`` groups: all of them, unless ``drop_last``."""
+        return self if drop_last else replace(self, num_groups=num_left, batch_size=None)
+
+
 class Reads:
     """Ids of the requests whose batches may be leased without this client knowing. Thread-safe."""
 
@@ -150,7 +178,7 @@ class Reads:
     def begin(self, wanted: Hashable) -> str:
         """The id for a new request. Raises ``ClientClosed``."""
         with self._lock:
-            self._check()
+            self.check()
             # If two reads for the same batch size were interrupted, they are repeated one by one, the older first.
             waiting = self._broken_off.get(wanted)
             request_id = waiting.pop(0) if waiting else f"read-{token_hex(12)}"
@@ -171,7 +199,7 @@ class Reads:
         """
         # The lock is kept throughout: between the check and the note of the lease, another thread could close.
         with self._lock:
-            self._check()
+            self.check()
             yield
             self._under_way.discard(request_id)
 
@@ -192,6 +220,7 @@ class Reads:
         with self._lock:
             return self._under_way.union(*self._broken_off.values())
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ``ClientClosed`` after ``end``."""
         if self._has_ended:
             raise ClientClosed

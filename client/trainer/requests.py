@@ -1,19 +1,17 @@
 """The requests of a trainer, as flows."""
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, TypeVar
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay.client.batch_metrics import batch_metrics, timed
 from forebay.client.calls.flow import (
-    CALL_TIMEOUT_S,
     ENDLESS_S,
-    PAGE_RUNS,
     Call,
     Flow,
     Json,
@@ -31,76 +29,65 @@ from forebay.client.model import (
     BatchLike,
     CheckpointInfo,
     CheckpointResult,
-    EnginePause,
     RewindResult,
     RunStats,
-    WeightUpdate,
     batch_ids,
 )
-from forebay.client.trainer.leases import Reads, UncheckpointedLeases
+from forebay.client.trainer.annotate import RETRY_S, NoteQueue, encode_note
+from forebay.client.trainer.leases import Reads, UncheckpointedLeases, Wanted
+from forebay.client.trainer.read_arrays import SampleRequests
+from forebay.client.trainer.run_requests import REPLY_TIMEOUT_S
+from forebay.core.backoff import Deadline
 from forebay.core.errors import BatchAcked, ForebayError, InvalidInput, NotFound, RunEnded
 from forebay.core.safetensors_format import TENSORS_TYPE, blob_json, is_blob
-from forebay.core.waiting import Deadline
-from forebay.core.weight_versions import PauseMode
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 logger = logging.getLogger(__name__)
 
-Struct = TypeVar("Struct", bound=msgspec.Struct)
-
+LEASE_S = 600.0
 POLL_S = 5.0
 """Longest poll: short enough to notice the end of a run that only this client's own leases keep from ending."""
-REPLY_TIMEOUT_S = 60.0
-UPDATE_TIMEOUT_S = 900.0
-PAUSE_TIMEOUT_S = 120.0
-PAUSE_LIMIT_S = 600.0
 LEAVING_RETRY_S = 5.0
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The arguments of a read."""
-
-    num_groups: int | None
-    batch_size: int | None
-    lease_s: float
-    step: int | None
-    max_staleness: int | None
-
-    def __post_init__(self) -> None:
-        if (self.num_groups is None) == (self.batch_size is None):
-            raise InvalidInput("give exactly one of num_groups and batch_size", field="num_groups")
-
-    def body(self) -> Json:
-        """The body of the request, without the fields that differ between tries."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    def next(self) -> "Wanted":
-        """The arguments for the next step."""
-        return self if self.step is None else replace(self, step=self.step + 1)
-
-    def last(self, num_left: int, *, drop_last: bool) -> "Wanted":
-        """The last read of a run that ended with ``num_left`` groups: all of them, unless ``drop_last``."""
-        return self if drop_last else replace(self, num_groups=num_left, batch_size=None)
-
-
-class Reading:
+class Reading(SampleRequests):
     """The protocol of one reader. Its methods return flows; the object holds the state between them."""
 
     def __init__(self, retry_for_s: float, *, as_tensors: bool = False) -> None:
-        self._retry_for_s = retry_for_s
+        super().__init__(retry_for_s)
         self._as_tensors = as_tensors
         self.leases = UncheckpointedLeases()
-        self.run_id = ""
         self.reads = Reads()
+        self.notes = NoteQueue()
         self._warned: set[tuple[str, str]] = set()
         self._acked_of: dict[str, list[str]] = {}
         """Acked batches that are in no checkpoint yet, by run, for runs that the client has left."""
 
     # --- runs
 
-    def start(self, payload: Json) -> Flow[RunStats]:
-        """Start a run and attach to it. A retry after a lost reply has the same ``start_id``: no second run starts."""
-        yield from self._leave_run_for(payload.get("run_id"))
+    def start(
+        self,
+        /,
+        task_type: str | None = None,
+        group_size: int | None = None,
+        input_file: str | Path | None = None,
+        **settings: Any,
+    ) -> Flow[RunStats]:
+        """Start a run and attach to it.
+
+        ``input_file`` is a path on the server. ``settings`` are the other fields of a start (``remote_engine_url``,
+        ``num_epoch``, ``name``, ``max_staleness``, …) and any that the generator takes. ``task_type`` and
+        ``group_size`` are required, except with ``replay="run-…"`` or ``replay={"source": "run-…", "steps": "50-60"}``:
+        a replay takes omitted fields from the recording.
+
+        Raises ``StartRefused``, ``InvalidInput``.
+        """
+        yield from self._leave_run_for(settings.get("run_id"))
+        named = {"task_type": task_type, "group_size": group_size, "input_file": input_file and str(input_file)}
+        payload = {name: value for name, value in (named | settings).items() if value is not None}
+        # A retry after a lost reply has the same ``start_id``, so no second run starts.
         payload = {"start_id": f"start-{token_hex(12)}", **payload}
         call = json_call("POST", "v1/runs", payload, REPLY_TIMEOUT_S)
         stats = self._attached(decoded((yield from answered(call, self._retry_for_s)), call))
@@ -109,7 +96,11 @@ class Reading:
         return stats
 
     def attach(self, run_id: str) -> Flow[RunStats]:
-        """Attach to a run. Raises ``RunNotFound``, and ``InvalidInput`` while batches of another run are leased."""
+        """Attach to an existing run.
+
+        Raises ``RunNotFound``. Like ``start``, raises ``InvalidInput`` while batches of another run are leased to this
+        client: checkpoint, ack or release them first.
+        """
         yield from self._leave_run_for(run_id)
         return self._attached((yield from self._ask("GET", f"v1/runs/{run_id}")))
 
@@ -133,52 +124,24 @@ class Reading:
         self.run_id = stats.run_id
         return stats
 
-    def runs(self, name: str | None = None) -> Flow[list[RunStats]]:
-        """Every run of the server, or every run with this name, oldest first."""
-        query: Json = {"limit": PAGE_RUNS} | ({} if name is None else {"name": name})
-        found: list[Json] = []
-        while True:
-            page = (yield from self._ask("GET", f"v1/runs?{urlencode(query)}"))["runs"]
-            found += page
-            if len(page) < PAGE_RUNS:
-                return msgspec.convert(found[::-1], list[RunStats])
-            query["before"] = page[-1]["run_id"]
-
-    def stats(self) -> Flow[RunStats]:
-        """The state and the statistics of the run."""
-        return msgspec.convert((yield from self._ask("GET", self._path())), RunStats)
-
-    def stop(self) -> Flow[RunStats]:
-        """Stop the run's process."""
-        return msgspec.convert((yield from self._ask("POST", self._path("stop"), {})), RunStats)
-
-    # --- weights
-
-    def set_weight_version(self, version: int) -> Flow[None]:
-        """Announce the weight version from which staleness is counted."""
-        yield from self._ask("PUT", self._path("weight_version"), {"weight_version": version})
-
-    def update_weights(self, version: int, model_path: str, mode: PauseMode, timeout_s: float) -> Flow[WeightUpdate]:
-        """Load other weights into the engines, and announce them."""
-        body = {"weight_version": version, "model_path": model_path, "mode": mode}
-        reply = yield from self._ask("PUT", self._path("weight_version"), body, timeout_s)
-        return msgspec.convert(reply, WeightUpdate)
-
-    def pause_engines(self, mode: PauseMode, limit_s: float) -> Flow[EnginePause]:
-        """Pause the engines."""
-        body = {"mode": mode, "limit_s": limit_s}
-        reply = yield from self._ask("POST", self._path("engines/pause"), body, PAUSE_TIMEOUT_S)
-        return msgspec.convert(reply, EnginePause)
-
-    def continue_engines(self, version: int | None) -> Flow[None]:
-        """Resume the engines, and announce the version of their weights, if one is given."""
-        body = {} if version is None else {"weight_version": version}
-        yield from self._ask("POST", self._path("engines/continue"), body, REPLY_TIMEOUT_S)
-
     # --- batches
 
-    def read(self, wanted: Wanted, wait_s: float | None) -> Flow[Batch | None]:
-        """Read a batch; None if there is none within ``wait_s`` seconds."""
+    @timed
+    def read(
+        self,
+        num_groups: int | None = None,
+        batch_size: int | None = None,
+        *,
+        wait_s: float | None = None,
+        lease_s: float = LEASE_S,
+        step: int | None = None,
+        max_staleness: int | None = None,
+    ) -> Flow[Batch | None]:
+        """Read one batch. Returns None if none is ready within ``wait_s`` seconds; without ``wait_s``, waits for one.
+
+        Raises ``LeaseLost``, and ``RunEnded`` when the run can deliver no more groups.
+        """
+        wanted = Wanted(num_groups, batch_size, lease_s, step, max_staleness)
         deadline = Deadline(ENDLESS_S if wait_s is None else wait_s)
         poll_s = 0.0  # the first request does not wait, so that a ready batch is returned even with wait_s=0
         while True:
@@ -187,6 +150,7 @@ class Reading:
                 return batch
             poll_s = POLL_S
 
+    @timed
     def next_batch(self, wanted: Wanted, *, drop_last: bool) -> Flow[Batch | None]:
         """Wait for a batch; None when the run has no more. Raises ``RunEnded`` for a run that failed."""
         poll_s, num_seen = 0.0, 0
@@ -240,6 +204,7 @@ class Reading:
         if batch["batch_id"] is None:
             return None
         self.leases.add(batch["batch_id"], batch["lease_s"])
+        self.notes.learn(self._batch_path(batch["batch_id"]), batch["data"])
         self._warn(batch["meta_info"].get("warning"))
         names = ("batch_id", "meta_info", "lease_s", "group_sizes", "group_ids")
         return Batch(
@@ -257,22 +222,78 @@ class Reading:
             logger.warning("%s: %s", self.run_id, text)
 
     def ack(self, batch: BatchLike) -> Flow[None]:
-        """Mark a batch as used."""
+        """Mark a batch as used; the next ``checkpoint`` includes it. For loops without checkpoints.
+
+        Raises ``LeaseLost``.
+        """
         self.leases.check()
         for batch_id in batch_ids(batch):
             with self.leases.busy([batch_id]):
-                yield from self._ask("POST", self._path(f"batches/{batch_id}/ack"), {})
+                yield from self._ask("POST", f"{self._batch_path(batch_id)}/ack", {})
                 self.leases.acked(batch_id)
 
+    def metrics(self, batch: Batch) -> Flow[dict[str, float]]:
+        """Numbers about a batch and its run, for W&B, Trackio, MLflow or TensorBoard; see ``docs/trainers.md``.
+
+        Rewards, staleness, lengths and the wait are of the batch; counts of groups and outcomes are of the whole run.
+        """
+        return batch_metrics([(batch, (yield from self.stats()))])
+
+    def annotate(
+        self,
+        uid: str,
+        values: "Mapping[str, float | ArrayLike]",
+        *,
+        step: int,
+        batch: BatchLike | None = None,
+        producer: str = "trainer",
+    ) -> Flow[None]:
+        """Store numbers of your own about a sample, such as the trainer's logprobs; training never reads them.
+
+        A value is one number, or an array (NumPy, torch or a list) with one item per token of the sample, or per token
+        of its response. A response begins with the first token whose ``loss_mask`` is 1, unless the sample has a
+        ``response_length``. Notes are only added; repeating a call changes nothing. They are sent in the background,
+        at the latest on closing; what the server refuses is logged. Works also after the ack.
+
+        Without ``batch``, this client must have read the sample itself. ``step`` is the training step, ``producer``
+        any name. Raises ``InvalidInput`` for a sample of an unknown batch, and ``MissingExtra`` without NumPy.
+        """
+        yield from ()
+        self.reads.check()
+        path = self.notes.batch_of(uid) if batch is None else self._batch_path(batch)
+        self.notes.add(path, encode_note(uid, values, step, producer))
+        self.leases.wake()
+
     def release(self, batches: BatchLike | Iterable[BatchLike]) -> Flow[None]:
-        """Release batches."""
+        """Release batches for the next reader. If this fails, their leases expire. Raises ``BatchAcked``."""
         for batch_id in batch_ids(batches):
             with self.leases.busy([batch_id]):
-                yield from self._ask("POST", self._path(f"batches/{batch_id}/release"), {})
+                try:
+                    yield from self._ask("POST", f"{self._batch_path(batch_id)}/release", {})
+                except BatchAcked:
+                    raise
+                except ForebayError:  # no later checkpoint may include it; the lease expires
+                    self.leases.drop([batch_id])
+                    raise
                 self.leases.drop([batch_id])
 
-    def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None) -> Flow[CheckpointResult]:
-        """Add batches to the checkpoint of a step; by default all that are in no checkpoint."""
+    def checkpoint(self, step: int, batches: BatchLike | Iterable[BatchLike] | None = None) -> Flow[CheckpointResult]:
+        """Add batches to the checkpoint of ``step`` and ack them, all or none. A rewind to this step keeps them.
+
+        The default is ALL batches that this client has returned and that are in no checkpoint. A loop that reads ahead
+        must name the batches it trained on; otherwise the checkpoint includes batches that the model has not seen::
+
+            trained = []
+            for batch in prefetch(client.batches(num_groups=16)):
+                train(batch.rows)
+                trained.append(batch)
+                if is_time_to_save():
+                    client.checkpoint(step, trained)
+                    trained.clear()
+
+        Call it before the model file becomes visible. A checkpoint without its model is harmless; a model without its
+        checkpoint is not. Raises ``LeaseLost``, ``CheckpointConflict``, ``BatchNotFound``.
+        """
         self.leases.check()
         ids = self.leases.all_ids if batches is None else batch_ids(batches)
         with self.leases.busy(ids):
@@ -286,7 +307,11 @@ class Reading:
         return msgspec.convert(reply["checkpoints"], list[CheckpointInfo])
 
     def rewind(self, step: int | None) -> Flow[RewindResult]:
-        """Make groups that are in no checkpoint up to ``step`` ready again."""
+        """Make every group that is in no checkpoint up to ``step`` ready again, in its original order.
+
+        All leases of the run are revoked, those of other clients too. With None, the run is rewound to its beginning.
+        Call it when the trainer loads a model. Raises ``CheckpointNotFound``, which lists the known steps.
+        """
         ids = self.leases.all_ids
         with self.leases.busy(ids):
             reply = yield from self._ask("POST", self._path("rewind"), {"step": step})
@@ -294,18 +319,20 @@ class Reading:
         self.reads.forget()
         return msgspec.convert(reply, RewindResult)
 
-    # --- leases
+    # --- leases, and what else is done in the background
 
     def keep(self) -> Flow[None]:
-        """Extend leases when they are due, without end."""
+        """Extend leases when they are due, and send notes, without end."""
         while True:
-            yield Pause(self.leases.pause_s, is_wakeable=True)
+            yield Pause(0.0 if self.notes else self.leases.pause_s, is_wakeable=True)
             for batch_id, lease_s in self.leases.due():
                 yield from self._extend(batch_id, lease_s)
+            if self.notes and not (yield from self.notes.send()):
+                yield Pause(min(RETRY_S, self.leases.pause_s))
 
     def _extend(self, batch_id: str, lease_s: float) -> Flow[None]:
         # One try with a short timeout: other leases wait for their turn meanwhile.
-        call = json_call("POST", self._path(f"batches/{batch_id}/extend"), {}, max(1.0, lease_s / 6))
+        call = json_call("POST", f"{self._batch_path(batch_id)}/extend", {}, max(1.0, lease_s / 6))
         reply: ServerReply | Lost = yield call
         if isinstance(reply, ServerReply) and reply.is_success:
             self.leases.extended(batch_id, is_done=True)
@@ -318,11 +345,15 @@ class Reading:
         self.leases.extended(batch_id, is_done=False)
 
     def leave(self) -> Flow[None]:
-        """Release all leased batches, those of interrupted reads included. What cannot be released expires.
+        """Send all notes, and release all leased batches, those of interrupted reads included.
+
+        What cannot be released expires.
 
         To be run after reads have ended and those in progress were interrupted.
         """
         self._retry_for_s = min(self._retry_for_s, LEAVING_RETRY_S)
+        while self.notes and (yield from self.notes.send(self._retry_for_s)):
+            pass
         yield from self._release_all(self.leases.leased_ids)
 
     def _release_all(self, batch_ids: list[str]) -> Flow[None]:
@@ -355,20 +386,6 @@ class Reading:
         reply = yield from self._ask("GET", self._path("batches?state=leased"))
         return [batch["batch_id"] for batch in reply["batches"] if batch["request_id"] in request_ids]
 
-    # --- asking
-
-    def _path(self, rest: str = "") -> str:
-        if not self.run_id:
-            hint = "call start() or attach(run_id) first"
-            raise InvalidInput("this client is not attached to a run", hint=hint, field="run_id")
-        return f"v1/runs/{self.run_id}/{rest}".rstrip("/")
-
-    def _ask(
-        self, method: str, path: str, body: Json | None = None, timeout_s: float = CALL_TIMEOUT_S
-    ) -> Flow[dict[str, Any]]:
-        call = json_call(method, path, body, timeout_s)
-        return decoded((yield from answered(call, self._retry_for_s)), call)
-
 
 def _check_not_failed(stats: RunStats) -> None:
     if stats.state == "failed":
@@ -380,14 +397,3 @@ def _as_lost(batch_id: str, error: Exception) -> ForebayError:
     """The error that the trainer's next call raises."""
     hint = getattr(error, "hint", "") or "rewind to the last checkpoint"
     return make_error("lease_lost", f"the lease of {batch_id} was lost: {error}", hint=hint)
-
-
-def start_payload(
-    task_type: str | None, group_size: int | None, input_file: str | Path | None, settings: dict[str, Any]
-) -> dict[str, Any]:
-    """The body of a start, without the fields that are None."""
-    named = {"task_type": task_type, "group_size": group_size}
-    given = {name: value for name, value in named.items() if value is not None} | settings
-    if input_file is not None:
-        given["input_file"] = str(input_file)
-    return {name: value for name, value in given.items() if value is not None}

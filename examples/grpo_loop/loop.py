@@ -47,7 +47,6 @@ class Loop:
     trainer: Trainer
     history: History
     models: Path
-    engine_url: str
     num_groups: int
     num_models: int
     check_alive: Callable[[], None]
@@ -71,8 +70,7 @@ class Loop:
         self.client.checkpoint(step)
         self.history.add(make_entry(step, batch, time.monotonic() - began_s))
         folder = self.trainer.save(self.models, self.num_models)
-        update_engine(self.engine_url, folder, step)
-        self.client.set_weight_version(step)
+        self.client.update_weights(step, folder)
 
     def _next_batch(self) -> Batch:
         trouble = ""
@@ -160,7 +158,7 @@ def run(options: argparse.Namespace) -> History:
         try:
             with BufferClient(services.start_server(), retry_for_s=RETRY_FOR_S) as client:
                 attach(client, folder, engine_url, step, options)
-                parts = (client, trainer, history, folder / "models", engine_url)
+                parts = (client, trainer, history, folder / "models")
                 sizes = (options.num_groups, options.keep_models)
                 train(Loop(*parts, *sizes, services.check_alive), options.steps)
         except ForebayError:

@@ -54,9 +54,9 @@ class Services:
 
 
 def update_engine(url: str, model_folder: Path, version: int) -> None:
-    """Load the weights in a folder, which the engine must be able to read. Raises ``EngineError``.
+    """Load the weights in a folder into an engine that no run uses yet. Raises ``EngineError``.
 
-    SGLang ends the calls in flight, and the generator resumes them; the tiny engine continues them.
+    The engine must be able to read the folder.
     """
     body = {"model_path": str(model_folder), "weight_version": str(version)}
     try:

@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass
 class Sample:
-    """``slime.utils.types.Sample``, without what concerns images, experts and teachers."""
+    """``slime.utils.types.Sample``, without what concerns teachers."""
 
     class Status(Enum):
         PENDING = "pending"
@@ -31,6 +31,7 @@ class Sample:
     rollout_id: int | None = None
     prompt: str | list[dict[str, str]] = ""
     tokens: list[int] = field(default_factory=list)
+    multimodal_inputs: dict[str, Any] | None = None
     response: str = ""
     response_length: int = 0
     label: str | None = None
@@ -38,6 +39,9 @@ class Sample:
     loss_mask: list[int] | None = None
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
+    rollout_top_p_token_ids: Any = None
+    rollout_top_p_token_offsets: Any = None
+    rollout_routed_experts: Any = None
     remove_sample: bool = False
     status: Status = Status.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)

@@ -12,12 +12,18 @@ from tests.client.faulty_proxy import FaultyProxy
 from tests.kit import NativeRun, make_sample, poll_until
 
 
-def test_both_clients_have_the_same_methods() -> None:
-    def signatures(kind: type[Any]) -> dict[str, list[str]]:
-        functions = inspect.getmembers(kind, inspect.isfunction)
-        return {name: list(inspect.signature(function).parameters) for name, function in functions if name[0] != "_"}
+def test_both_clients_show_the_same_methods_and_results() -> None:
+    def shown(kind: type[Any]) -> dict[str, str]:
+        functions = [each for name, each in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"]
+        assert {(each.__module__, each.__qualname__) for each in functions} == {
+            (kind.__module__, f"{kind.__name__}.{each.__name__}") for each in functions
+        }
+        return {each.__name__: str(inspect.signature(each)).replace("AsyncIterator", "Iterator") for each in functions}
 
-    assert signatures(BufferClient) == signatures(AsyncBufferClient)
+    blocking = shown(BufferClient)
+    assert blocking == shown(AsyncBufferClient)
+    assert blocking["stats"] == "(self) -> forebay.client.model.RunStats"
+    assert inspect.getdoc(AsyncBufferClient.metrics).endswith("TensorBoard. See ``BufferClient.metrics``.")
 
 
 async def test_the_awaited_client_does_the_same(run: NativeRun, proxy: FaultyProxy) -> None:

@@ -11,13 +11,12 @@ from forebay.client.calls.transport import Transport
 from forebay.client.errors import ClientClosed, error_of, make_error
 from forebay.client.sample_writer.outbox import Outbox, WriteLimits
 from forebay.client.trainer.leases import UncheckpointedLeases
-from forebay.client.trainer.requests import Reading, Wanted
+from forebay.client.trainer.requests import Reading
 from forebay.core import errors
 from forebay.core.backoff import Backoff
 from forebay.core.errors import ForebayError
 from tests.kit import make_sample
 
-WANTED = Wanted(num_groups=1, batch_size=None, lease_s=60, step=None, max_staleness=None)
 LOST = Lost("ReadError")
 BATCH = b'{"batch_id": "b", "data": [], "meta_info": {}, "lease_s": 60, "group_sizes": [], "group_ids": []}'
 EMPTY = ServerReply(200, {}, b'{"batch_id": null, "data": [], "meta_info": {}}')
@@ -44,7 +43,7 @@ def reading() -> Reading:
 
 
 def test_a_request_keeps_its_id_until_it_is_answered() -> None:
-    flow = reading().read(WANTED, wait_s=0)
+    flow = reading().read(1, lease_s=60, wait_s=0)
     first = flow.send(None)
     assert isinstance(flow.send(LOST), Pause)
     again = flow.send(None)
@@ -56,17 +55,17 @@ def test_a_request_keeps_its_id_until_it_is_answered() -> None:
 
 def test_the_next_read_asks_for_what_a_broken_off_one_may_have_leased() -> None:
     trainer = reading()
-    broken_off = trainer.read(WANTED, wait_s=None)
+    broken_off = trainer.read(1, lease_s=60, wait_s=None)
     first = asked(broken_off.send(None))
     broken_off.close()
-    repeated, another = trainer.read(WANTED, wait_s=None), trainer.read(WANTED, wait_s=None)
+    repeated, another = trainer.read(1, lease_s=60, wait_s=None), trainer.read(1, lease_s=60, wait_s=None)
     assert asked(repeated.send(None))["request_id"] == first["request_id"]
     assert asked(another.send(None))["request_id"] != first["request_id"]
 
 
 def test_two_reads_that_are_broken_off_are_both_asked_again() -> None:
     trainer = reading()
-    reads = [trainer.read(WANTED, wait_s=None) for _ in range(4)]
+    reads = [trainer.read(1, lease_s=60, wait_s=None) for _ in range(4)]
     ids = [asked(read.send(None))["request_id"] for read in reads[:2]]
     for read in reads[:2]:
         read.close()
@@ -75,7 +74,7 @@ def test_two_reads_that_are_broken_off_are_both_asked_again() -> None:
 
 def test_an_answer_that_comes_after_the_end_is_not_taken_but_given_back() -> None:
     trainer = reading()
-    late = trainer.read(WANTED, wait_s=None)
+    late = trainer.read(1, lease_s=60, wait_s=None)
     request_id = asked(late.send(None))["request_id"]
     trainer.reads.end()
     with pytest.raises(ClientClosed):
@@ -163,6 +162,7 @@ def test_a_batch_is_due_by_number_bytes_or_age() -> None:
 
 def test_the_public_names_are_sorted_and_told_of() -> None:
     assert sorted(client.__all__) == client.__all__
+    assert set(client.__all__) <= set(dir(client))
     assert [name for name in client.__all__ if not getattr(client, name).__doc__] == []
 
 

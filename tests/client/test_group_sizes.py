@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.client import BufferClient, SampleWriter
+from forebay.client import BufferClient
 from forebay.client.tensors import collate
 from tests.conftest import MakeServer
 from tests.kit import IDLE, Json, NativeRun, ServerProcess, make_group, write_generator
@@ -58,9 +58,7 @@ def uids(client: BufferClient, num_groups: int) -> tuple[list[list[str]], list[i
 def test_epochs_of_one_instance_are_told_apart(run: NativeRun, client: BufferClient, as_arrays: bool) -> None:
     samples = [*group(0, "kept", "kept", "kept"), *group(1, "kept", "dropped", "kept")]
     if as_arrays:
-        with SampleWriter(run.server.url, run.run_id) as writer:
-            for sample in samples:
-                writer.write(sample)
+        run.send(samples)
     else:
         run.write(*samples)
     assert uids(client, 2) == ([["0-0", "0-1", "0-2"], ["1-0", "1-2"]], [0, 0, 0, 1, 1])

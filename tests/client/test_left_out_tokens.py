@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from forebay.client import BufferClient, SampleWriter
-from forebay.client.slime.tokens import arrays_of_batch, arrays_of_row, tokens_of
+from forebay.client.slime.tokens import arrays_of_row, tokens_of
 from forebay.client.tensors import collate, rows
+from forebay.client.tensors.batch_groups import arrays_of_batch
 from forebay.core.errors import InvalidInput
 from tests.kit import Json, ServerProcess, make_group, make_sample
 

@@ -25,15 +25,9 @@ def token_group(instance_id: str, length: int) -> list[Json]:
     ]
 
 
-def write(run: NativeRun, samples: list[Json]) -> None:
-    with SampleWriter(run.server.url, run.run_id) as writer:
-        for sample in samples:
-            writer.write(sample)
-
-
 @pytest.mark.parametrize("as_tensors", [True, False])
 def test_what_is_written_as_arrays_is_collated(run: NativeRun, as_tensors: bool) -> None:
-    write(run, [*token_group("a", 3), *token_group("b", 5)])
+    run.send([*token_group("a", 3), *token_group("b", 5)])
     with BufferClient(run.server.url, as_tensors=as_tensors) as client:
         client.attach(run.run_id)
         batch = client.read(num_groups=2)
@@ -52,7 +46,7 @@ def test_what_is_written_as_arrays_is_collated(run: NativeRun, as_tensors: bool)
 
 
 async def test_the_client_that_awaits_gets_the_same(run: NativeRun) -> None:
-    write(run, token_group("a", 3))
+    run.send(token_group("a", 3))
     async with AsyncBufferClient(run.server.url, as_tensors=True) as client:
         await client.attach(run.run_id)
         async for batch in client.batches(num_groups=1):
@@ -76,7 +70,7 @@ def test_arrays_may_be_compressed(run: NativeRun, encoding: str) -> None:
 
 def test_a_batch_without_any_tokens_has_rows_as_ever(run: NativeRun) -> None:
     group = [make_sample(uid=f"{n}", reward=float(n)) for n in range(2)]
-    write(run, group)
+    run.send(group)
     with BufferClient(run.server.url, as_tensors=True) as client:
         client.attach(run.run_id)
         batch = client.read(num_groups=1)
@@ -112,7 +106,7 @@ def test_a_loss_mask_may_be_floats(run: NativeRun, as_tensors: bool) -> None:
     import torch
 
     written, sent = make_group("a", [0.0, 1.0], tokens=[1, 2, 3], loss_mask=[0.0, 1.0, 1.0])
-    write(run, [written | {"loss_mask": torch.tensor(written["loss_mask"])}])
+    run.send([written | {"loss_mask": torch.tensor(written["loss_mask"])}])
     run.write(sent)
     with BufferClient(run.server.url, as_tensors=as_tensors) as client:
         client.attach(run.run_id)

@@ -21,13 +21,6 @@ def run(server: ServerProcess, engine: ThreadedEngine) -> NativeRun:
     return server.start_run(remote_engine_url=engine.url)
 
 
-@pytest.fixture
-def client(run: NativeRun) -> Iterator[BufferClient]:
-    with BufferClient(run.server.url) as client:
-        client.attach(run.run_id)
-        yield client
-
-
 def test_the_server_lets_engines_load_a_folder(client: BufferClient, engine: ThreadedEngine) -> None:
     told = client.update_weights(5, "/models/step-5", "retract")
     assert (told.weight_version, told.mode, told.workers) == (5, "retract", [engine.url])

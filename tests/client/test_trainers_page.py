@@ -21,12 +21,16 @@ class Trainer:
         self._url = server.url
         self.trained: list[str] = []
         self.saved: dict[int, list[str]] = {}
+        self.logged: dict[int, dict[str, float]] = {}
 
     def train(self, rows: list[Json]) -> None:
         self.trained += [row["uid"] for row in rows]
 
     def save_model(self, step: int) -> None:
         self.saved[step] = list(self.trained)
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        self.logged[step] = numbers
 
     def send_weights(self, workers: list[str]) -> None:
         """Replaced by the test that has engines."""
@@ -38,7 +42,9 @@ class Trainer:
         source = BLOCKS[title].replace("http://127.0.0.1:8889", self._url)
         for old, new in replaced.items():
             source = source.replace({"engine": "http://127.0.0.1:30000", "tasks": "tasks.jsonl"}[old], new)
-        names = {name: getattr(self, name) for name in ("train", "save_model", "last_saved_step", "send_weights")}
+        names = {
+            name: getattr(self, name) for name in ("train", "save_model", "last_saved_step", "send_weights", "log")
+        }
         exec(compile(source, f"trainers.md: {title}", "exec"), {**names, "run_id": run.run_id if run else ""})
 
 
@@ -140,6 +146,12 @@ def test_weights_that_a_trainer_brings(server: ServerProcess, trainer: Trainer) 
         trainer.run("Weights that a trainer brings", run)
         assert sent == [([engine.url], "retract")]
         assert (engine.engine.weight_version, engine.engine.paused) == ("2", None)
+
+
+def test_numbers_for_your_log(server: ServerProcess, trainer: Trainer) -> None:
+    run, _ = full_run(server)
+    trainer.run("Numbers for your log", run)
+    assert [numbers["forebay/groups/ready"] for _, numbers in sorted(trainer.logged.items())] == [4.0, 0.0]
 
 
 def test_asynchronous_trainers(server: ServerProcess, trainer: Trainer) -> None:

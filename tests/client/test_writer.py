@@ -6,9 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
-from forebay.client import AsyncSampleWriter, Limits, SamplesRefused, SampleWriter, ServerUnreachable, WriterClosed
+from forebay.client import (
+    AsyncSampleWriter,
+    Limits,
+    Rows,
+    SamplesRefused,
+    SampleWriter,
+    ServerUnreachable,
+    WriterClosed,
+)
+from forebay.client.sample_writer.protocol import Writing
 from forebay.core.errors import InvalidInput, RunNotFound
 from tests.client.faulty_proxy import FaultyProxy
 from tests.kit import NativeRun, ServerProcess, make_group, make_sample, poll_until, write_generator
@@ -50,6 +60,23 @@ def test_samples_go_together_by_number_size_and_age(run: NativeRun, proxy: Fault
         writer.write(make_sample())
         poll_until(lambda: writer.num_acknowledged == 1)
     assert [len(seen.body.splitlines()) for seen in proxy.requests("samples")] == [3, 2, 1, 1]
+
+
+def test_samples_that_share_a_part_go_together_up_to_a_few_times_the_size(run: NativeRun, proxy: FaultyProxy) -> None:
+    shared, tokens = b"s" * 20_000, {"tokens": [1], "logprobs": [0.0], "loss_mask": [1]}
+    with SampleWriter(proxy.url, run.run_id, limits=Limits(max_bytes=100_000, max_age_s=3_600)) as writer:
+        for number in range(20):
+            own = bytes([number]) * 50_000
+            writer.write(make_sample(uid=f"{number}", instance_id="a", parts=[shared, own], **tokens))
+    bodies = [seen.body for seen in proxy.requests("samples")]
+    assert max(map(len, bodies)) < 500_000
+    assert sum(body.count(shared) for body in bodies) == len(bodies) < 20
+    # Parts that waiting samples share count, and take memory, once.
+    waiting = Writing("samples", Limits(max_waiting_bytes=500_000))
+    for _ in range(20):
+        waiting.outbox.put(*waiting.encoded(make_sample(parts=[bytes(100_000)])))
+    assert waiting.outbox.has_room
+    assert len({id(part) for queued in waiting.outbox.take() for part in queued.parts.values()}) == 1
 
 
 @pytest.mark.parametrize("limits", [{"max_samples": 0}, {"max_waiting": 0}, {"max_waiting_bytes": -1}])
@@ -262,6 +289,19 @@ async def test_the_awaited_writer_does_the_same(run: NativeRun, proxy: FaultyPro
         with pytest.raises(SamplesRefused, match="bad"):
             await writer.flush()
     assert proxy.is_calm
+
+
+async def test_large_arrays_do_not_block_the_event_loop(run: NativeRun) -> None:
+    sample = make_sample(tokens=[*range(1_001)], logprobs=[0.0] * 1_001, loss_mask=[1] * 1_001)
+    routes = Rows(numpy.zeros((1_000, 16_384), "uint8"), [(0, 1_000)])
+    async with AsyncSampleWriter(run.server.url, run.run_id) as writer:
+        written, num_steps = asyncio.create_task(writer.write({**sample, "arrays": {"routes": routes}})), 0
+        while not written.done():
+            await asyncio.sleep(0)
+            num_steps += 1
+        await written
+    assert num_steps > 5
+    assert writer.num_acknowledged == 1
 
 
 async def test_who_waits_for_the_writer_hears_of_a_run_that_is_gone(server: ServerProcess) -> None:
