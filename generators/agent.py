@@ -47,13 +47,29 @@ class AgentGenerator(BaseGenerator):
         ``wall_s``). ``limits.wall_s`` applies to every agent, the other limits to commands. ``env`` is added to the
         environment of commands. Agents do not see a row's ``hidden`` fields, because they would learn to copy them.
         """
+        return asyncio.run(
+            self.run_agent_async(input_file, agent, judge, num_epoch, limits=limits, env=env, hidden=hidden)
+        )
 
-        async def run() -> "Totals":
-            async with GatewayLink(self.remote_buffer_url) as gateway:
-                if (places := composition().places) is not None:
-                    await places.need("gateway_url", gateway.url)
-                rollouts = AgentRollouts(gateway, agent, limits, dict(env or {}), frozenset(hidden))
-                judged = rollouts.judge(judge) if isinstance(judge, Verifier) else judge
-                return await self.run_async(input_file, rollouts.run, judged, num_epoch)
+    async def run_agent_async(
+        self,
+        input_file: str | Path,
+        agent: Agent,
+        judge: "RewardFunc | Verifier",
+        num_epoch: int | str = 1,
+        *,
+        limits: Limits = AGENT_LIMITS,
+        env: Mapping[str, str] | None = None,
+        hidden: Sequence[str] = ("label",),
+        calls_model: bool = True,
+    ) -> "Totals":
+        """Run an agent on every row like ``run_agent``, for callers inside an event loop.
 
-        return asyncio.run(run())
+        With ``calls_model`` False, an agent that makes no call is no failure: its sample has no tokens.
+        """
+        async with GatewayLink(self.remote_buffer_url) as gateway:
+            if (places := composition().places) is not None:
+                await places.need("gateway_url", gateway.url)
+            rollouts = AgentRollouts(gateway, agent, limits, dict(env or {}), frozenset(hidden), calls_model)
+            judged = rollouts.judge(judge) if isinstance(judge, Verifier) else judge
+            return await self.run_async(input_file, rollouts.run, judged, num_epoch)

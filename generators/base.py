@@ -12,6 +12,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.fields import read_flag
 from forebay.core.ids import InstanceId
 from forebay.core.lazy_names import lazy_names
+from forebay.core.starts.asked_arrays import AskedArrays
 from forebay.generators.failures import ENGINE_WAIT_S, AgentFailed, EnvironmentFailed, JudgeFailed
 from forebay.generators.failures import retry_budgets as read_budgets
 from forebay.generators.job.input_rows import RowFile
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from forebay.generators.rewards import RewardFunc
     from forebay.generators.rollouts.attempts import RolloutFunc
     from forebay.generators.rollouts.rollout import Rollout
+    from forebay.generators.rollouts.samples import SampleArrays
 
 __all__ = [
     "AgentFailed",
@@ -42,9 +44,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"
+AUTO, SPARE = "auto", "spare"
 FIRST_PLACES = 16
-"""Initial slots per engine with ``num_process`` "auto"."""
+"""Initial slots per engine with ``num_process`` "auto" or "spare"."""
 PAYLOAD_NAMES = {
     "group_timeout_seconds": "group_timeout_s",
     "group_deadline_seconds": "group_deadline_s",
@@ -52,7 +54,7 @@ PAYLOAD_NAMES = {
     **{name: name for name in ("num_repeat_per_sample", "queue_size", "model", "api_key", "run_id", "shuffle_seed")},
     **{name: name for name in ("max_attempts", "retry_budgets", "reward_timeout_s", "num_reward_workers")},
     **{name: name for name in ("oversampling", "scheduler", "capture", "template_path")},
-    **{name: name for name in ("policy_models", "engine_wait_s")},
+    **{name: name for name in ("policy_models", "arrays", "engine_wait_s")},
 }
 """Payload fields that ``from_payload`` uses besides the two addresses, and the argument that each becomes."""
 
@@ -62,15 +64,17 @@ class BaseGenerator:
 
     The first nine arguments are those of slime's class. ``remote_engine_url`` may name several engines (a list, or
     separated by commas). Rollouts wait while ``queue_size`` finished samples wait to be written. ``num_process``
-    rollouts run at once; with "auto", as many as the engines process without queueing. ``sampling_params`` go to every
+    rollouts run at once; with "auto", as many as the engines process without queueing; with
+    "spare", one per engine while calls queue there. ``sampling_params`` go to every
     rollout, with ``max_tokens`` unless they set their own. ``max_attempts`` limits the attempts per rollout, and
     ``retry_budgets`` sets the retries per kind of failure. ``group_timeout_s`` and ``group_deadline_s`` apply if the
     buffer does not set its own. ``shuffle_seed`` shuffles the rows, differently in each epoch. ``oversampling`` starts
     more rollouts than needed, and ``scheduler`` chooses the next rollout and its engine; a server's settings override
     both. With ``capture`` False, engines are not asked for tokens. ``template_path`` is the folder of the model's
     tokenizer and chat template, for routers with unreachable workers. ``policy_models`` lists the models whose tokens
-    are trained on (default: the models of all calls). A rollout waits up to ``engine_wait_s`` seconds while no engine
-    answers. Numbers may be strings. Raises ``InvalidInput``.
+    are trained on (default: the models of all calls), and ``arrays`` the arrays per token to ask engines for. The
+    coroutine function ``sample_arrays`` returns further arrays of a finished sample, forks included. A rollout waits up
+    to ``engine_wait_s`` seconds while no engine answers. Numbers may be strings. Raises ``InvalidInput``.
 
     Subclasses written for slime find the members of slime's class: ``client``, ``send_data_to_buffer`` and ``run``. If
     a subclass overrides ``run``, ``entry`` calls it once per epoch. The attribute ``skip_instance_ids`` repeats each id
@@ -105,13 +109,16 @@ class BaseGenerator:
         capture: bool | str = True,
         template_path: str | Path | None = None,
         policy_models: Sequence[str] | None = None,
+        arrays: Sequence[str] | None = None,
         engine_wait_s: float | str = ENGINE_WAIT_S,
+        sample_arrays: "SampleArrays | None" = None,
     ) -> None:
         self.remote_engine_url = remote_engine_url
         self.remote_buffer_url = remote_buffer_url
         self.num_repeat_per_sample = _count("num_repeat_per_sample", num_repeat_per_sample)
         self.queue_size = _count("queue_size", queue_size)
-        self.adjusts_places = num_process == AUTO
+        self.adjusts_places = num_process in (AUTO, SPARE)
+        self.leaves_room = num_process == SPARE
         self.num_process = places_of(num_process)
         self.task_type = task_type
         self.max_tokens = _count("max_tokens", max_tokens)
@@ -124,18 +131,20 @@ class BaseGenerator:
         self.api_key = api_key
         self.shuffle_seed = None if shuffle_seed is None else _count("shuffle_seed", shuffle_seed, minimum=0)
         self.max_attempts = _count("max_attempts", max_attempts)
-        self.reward_timeout_s = _seconds("reward_timeout_s", reward_timeout_s)
+        self.reward_timeout_s = seconds_of("reward_timeout_s", reward_timeout_s)
         num_rewarding = (os.cpu_count() or 1) if self.adjusts_places else self.num_process
         self.num_reward_workers = _count("num_reward_workers", num_reward_workers or num_rewarding)
-        self.group_timeout_s = _seconds("group_timeout_s", group_timeout_s)
-        self.group_deadline_s = _seconds("group_deadline_s", group_deadline_s)
+        self.group_timeout_s = seconds_of("group_timeout_s", group_timeout_s)
+        self.group_deadline_s = seconds_of("group_deadline_s", group_deadline_s)
         self.retry_budgets = read_budgets(retry_budgets, self.max_attempts)
         self.oversampling = _oversampling(oversampling, self.num_repeat_per_sample)
         self.scheduler = _scheduler(scheduler, remote_engine_url)
         self.capture = read_flag("capture", capture)
         self.template_path = template_path
         self.policy_models = policy_models
-        self.engine_wait_s = _seconds("engine_wait_s", engine_wait_s)
+        self.arrays = AskedArrays.parse(arrays)
+        self.engine_wait_s = seconds_of("engine_wait_s", engine_wait_s)
+        self.sample_arrays = sample_arrays
         self._num_passes = 0
         self._sender: tuple[int, SampleSender] | None = None
 
@@ -159,10 +168,10 @@ class BaseGenerator:
         If a subclass overrides ``run``, calls that ``num_epoch`` times instead and returns None.
 
         ``rollout_func(client, messages, sampling_params)`` returns ``(messages, finish_reason)``, and
-        ``reward_func(item)`` returns a number. Either may be ``async``. An ``async`` rollout function gets an
-        ``AsyncOpenAI`` client; any other runs in a thread with an ``OpenAI`` client. A reward function that is not
-        ``async`` runs in another process. Raises ``InputRefused`` for an invalid row, after writing all samples of the
-        rows before it.
+        ``reward_func(item)`` returns a number, or a mapping with the total as ``reward`` and named parts. Either may be
+        ``async``. An ``async`` rollout function gets an ``AsyncOpenAI`` client; any other runs in a thread with an
+        ``OpenAI`` client. A reward function that is not ``async`` runs in another process. Raises ``InputRefused`` for
+        an invalid row, after writing all samples of the rows before it.
         """
         if type(self).run is not BaseGenerator.run:
             for _ in range(_count("num_epoch", num_epoch)):
@@ -242,15 +251,15 @@ class BaseGenerator:
 
 
 # Lazy, because their modules are slow to import.
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {"Rollout": "forebay.generators.rollouts.rollout", "Totals": "forebay.generators.job.reporter"},
 )
 
 
 def places_of(num_process: int | str) -> int:
-    """Return the number of concurrent rollouts; for "auto", the initial number. Raises ``InvalidInput``."""
-    return FIRST_PLACES if num_process == AUTO else _count("num_process", num_process)
+    """Return the number of concurrent rollouts; for "auto" and "spare", the initial one. Raises ``InvalidInput``."""
+    return FIRST_PLACES if num_process in (AUTO, SPARE) else _count("num_process", num_process)
 
 
 def _count(name: str, value: int | str, minimum: int = 1) -> int:
@@ -263,7 +272,8 @@ def _count(name: str, value: int | str, minimum: int = 1) -> int:
     return number
 
 
-def _seconds(name: str, value: float | str) -> float:
+def seconds_of(name: str, value: float | str) -> float:
+    """Return a setting of more than 0 seconds as a number. Raises ``InvalidInput``."""
     try:
         seconds = float(value)
     except (TypeError, ValueError):

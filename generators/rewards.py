@@ -6,27 +6,29 @@ process of a reward function.
 
 import asyncio
 import inspect
-import math
 import multiprocessing
-import numbers
 import os
 import pickle
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self, cast
 
 from forebay.core.errors import InvalidInput
+from forebay.core.outcome import finite_number, read_reward_parts
 from forebay.telemetry.tracing.tracer import NO_ATTEMPT, AttemptTrace
 
 START_TIMEOUT_S = 180.0
 """A worker first imports the module of its function, which may import torch."""
-RewardFunc = Callable[[dict[str, Any]], float | Awaitable[float]]
+TOTAL = "reward"
+"""Key of the total in a mapping that a reward function returns; the other keys name its parts."""
+Reward = float | Mapping[str, float]
+RewardFunc = Callable[[dict[str, Any]], Reward | Awaitable[Reward]]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class RewardOutcome:
     """Wall-clock time of the function."""
     cpu_s: float | None = None
     """CPU time of the function's process; None if the process also does other work, or died."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Named parts of the reward, if the function returns them."""
 
 
 class Rewarder:
@@ -89,7 +93,7 @@ class Rewarder:
     async def _await(self, item: dict[str, Any]) -> RewardOutcome:
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
-                return checked(await cast(Awaitable[float], self._function(item)))
+                return checked(await cast(Awaitable[Reward], self._function(item)))
         except BaseException as error:  # any error of a reward function costs one sample
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
@@ -154,17 +158,25 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(unwrapped) or inspect.iscoroutinefunction(call)
 
 
-def checked(reward: object) -> RewardOutcome:
-    """Convert a finite number to ``float``. Accepts scalars of numpy and torch; booleans become 0 and 1."""
-    if not isinstance(reward, numbers.Real) and callable(getattr(reward, "item", None)):
-        reward = cast(Any, reward).item()
-    try:
-        number = float(reward) if isinstance(reward, numbers.Real) else math.nan
-    except OverflowError:  # an int too large for a float
-        number = math.inf
-    if math.isfinite(number):
-        return RewardOutcome(number)
-    return RewardOutcome(None, "invalid_reward", f"reward_func must return a finite number (got {reward!r:.100})")
+def checked(returned: object) -> RewardOutcome:
+    """Convert what a reward function returned: a finite number, or a mapping with ``reward`` and named parts.
+
+    Numbers may be scalars of numpy and torch; booleans become 0 and 1. Anything else is ``invalid_reward``.
+    """
+    total, parts = returned, dict[str, float]()
+    if isinstance(returned, Mapping):
+        if TOTAL not in returned:
+            message = f"reward_func must return its total as {TOTAL!r} (got the keys {list(returned)!r:.100})"
+            return RewardOutcome(None, "invalid_reward", message)
+        total = returned[TOTAL]
+        try:
+            parts = read_reward_parts({name: value for name, value in returned.items() if name != TOTAL})
+        except InvalidInput as error:
+            return RewardOutcome(None, "invalid_reward", error.message)
+    reward = finite_number(total)
+    if reward is None:
+        return RewardOutcome(None, "invalid_reward", f"reward_func must return a finite number (got {total!r:.100})")
+    return RewardOutcome(reward, parts=parts)
 
 
 class RewardWorker:

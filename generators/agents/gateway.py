@@ -1,6 +1,7 @@
 """Calls of a run process to the gateway: opening and closing rollouts, and reading their records."""
 
 import asyncio
+import dataclasses
 import logging
 import re
 from collections.abc import Mapping
@@ -9,10 +10,12 @@ from typing import Any, Self
 
 import msgspec
 
+from forebay.client.calls.async_transport import AsyncTransport
 from forebay.client.calls.flow import Call, Lost, ServerReply, json_call
-from forebay.client.calls.transport import AsyncTransport
 from forebay.core.backoff import Backoff
+from forebay.core.binary_sample import SAMPLES_TYPE, split_samples
 from forebay.core.errors import EngineError, EngineUnavailable, ForebayError, InvalidInput
+from forebay.core.parts import NamedPart
 from forebay.generators.buffer_link.abc import BUSY, GONE, TIMEOUT_S, LinkRefused, asked, text_of
 from forebay.telemetry.tracing.records import TurnSummary
 
@@ -62,6 +65,13 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     def num_sampled_tokens(self) -> int:
         """Tokens sampled by all calls whose engine returned token ids."""
         return sum(sum(sample.get("loss_mask") or ()) for sample in self.samples)
+
+    def with_parts(self, parts: Mapping[str, NamedPart]) -> Self:
+        """Return the record with the parts themselves in place of their digests."""
+        for sample in self.samples:
+            if digests := sample.get("parts"):
+                sample["parts"] = [parts[digest] for digest in digests]
+        return self
 
     def sample_fields(self) -> list[dict[str, Any]]:
         """Return ``samples``, in place of the recording of the rollout's own client."""
@@ -151,7 +161,10 @@ class GatewayLink:
 
         Raises ``EngineError`` if the gateway does not know it, because the gateway was restarted.
         """
-        return msgspec.json.decode(await self._ask("POST", f"{ROLLOUTS}/{rollout_id}/close", {}), type=RolloutRecord)
+        reply = await self._ask("POST", f"{ROLLOUTS}/{rollout_id}/close", {}, accept=SAMPLES_TYPE)
+        *frames, record = split_samples(reply)
+        parts = {part.digest: part for part in map(NamedPart.read, frames)}
+        return msgspec.json.decode(record, type=RolloutRecord).with_parts(parts)
 
     async def wait_capped(self, rollout_id: str) -> None:
         """Wait until an open rollout has reached its token cap."""
@@ -183,8 +196,10 @@ class GatewayLink:
         """Return the record so far. Raises ``EngineError`` if the gateway does not know the rollout."""
         return msgspec.json.decode(await self._ask("GET", f"{ROLLOUTS}/{rollout_id}", None), type=RolloutRecord)
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None, *, accept: str = "") -> bytes:
         pause, call = Backoff(), json_call(method, path, body, TIMEOUT_S)
+        if accept:
+            call = dataclasses.replace(call, headers={**call.headers, "Accept": accept})
         for _ in range(MAX_TRIES):
             gateway = await self._found()
             # Without endless retries: the gateway at this address may be gone for good.

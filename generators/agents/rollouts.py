@@ -16,6 +16,7 @@ from forebay.generators.agents.task import AgentResult, AgentTask
 from forebay.generators.agents.verifier import Verifier
 from forebay.generators.failures import AgentFailed, EngineWaitOver, EnvironmentFailed, RolloutFailed
 from forebay.generators.process.run_logs import AgentLogs
+from forebay.generators.rewards import Reward
 from forebay.generators.sandbox import Limits, Sandbox
 
 if TYPE_CHECKING:
@@ -33,9 +34,16 @@ class AgentRollouts:
     """The rollout function, and the state shared by rollouts in progress."""
 
     def __init__(
-        self, gateway: GatewayLink, agent: Agent, limits: Limits, env: dict[str, str], hidden: frozenset[str]
+        self,
+        gateway: GatewayLink,
+        agent: Agent,
+        limits: Limits,
+        env: dict[str, str],
+        hidden: frozenset[str],
+        calls_model: bool = True,
     ) -> None:
         self._agent = agent
+        self._calls_model = calls_model
         self._limits = limits
         self._env = env
         self._hidden = hidden
@@ -56,7 +64,7 @@ class AgentRollouts:
         rollout.trajectory = record
         rollout.for_reward["agent"] = result.for_reward()
         rollout.extra_info["agent"] = {"wall_s": result.wall_s, "num_calls": record.num_calls}
-        return record.samples[-1]["messages"], record.finish_reason or "stop"
+        return record.samples[-1]["messages"] if record.samples else messages, record.finish_reason or "stop"
 
     def judge(self, verifier: Verifier) -> "FolderJudge":
         """Return a reward function that runs a verifier in the agent's folder."""
@@ -86,7 +94,7 @@ class AgentRollouts:
         if record.broken_tokens is not None:
             rollout.num_sampled_tokens = record.broken_tokens
             rollout.calls.break_off()
-        return record, checked_result(record, result, error)
+        return record, checked_result(record, result, error, self._calls_model)
 
     @asynccontextmanager
     async def _opened(
@@ -142,7 +150,7 @@ class FolderJudge:
     def __init__(self, verifier: Verifier, sandboxes: Mapping[str, Sandbox]) -> None:
         self._verifier, self._sandboxes = verifier, sandboxes
 
-    async def __call__(self, item: dict[str, Any]) -> float:
+    async def __call__(self, item: dict[str, Any]) -> Reward:
         """Return the reward of sample ``item["uid"]``."""
         return await self._verifier.reward(self._sandboxes[item["uid"]], item)
 
@@ -163,7 +171,9 @@ def _attempt_names(rollout: "Rollout") -> tuple[str, str]:
 # --- the result, or the kind of failure
 
 
-def checked_result(record: RolloutRecord, result: AgentResult | None, error: BaseException | None) -> AgentResult:
+def checked_result(
+    record: RolloutRecord, result: AgentResult | None, error: BaseException | None, calls_model: bool = True
+) -> AgentResult:
     """Return the result of a successful agent. Raises an error of the matching kind for a failed one."""
     last = record.failures[-1] if record.failures else {}
     is_last_word = last.get("call") == record.num_calls  # an agent may still succeed after a failed call
@@ -178,7 +188,7 @@ def checked_result(record: RolloutRecord, result: AgentResult | None, error: Bas
         raise error
     if error is not None:
         raise AgentFailed(f"the agent raised {error!r:.1000}") from error
-    if not record.samples:
+    if not record.samples and (last or calls_model):
         why = f": {last.get('message')}" if last else ", because it made no call: check that it uses the given base_url"
         raise AgentFailed(f"the agent got no answer from the model{why}")
     assert result is not None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 
+from forebay.client.calls.async_transport import AsyncTransport
 from forebay.client.calls.flow import ENDLESS_S, TRANSIENT, Call, Flow, ServerReply, answered
-from forebay.client.calls.transport import AsyncTransport
 from forebay.client.sample_writer.outbox import Sample, WriteLimits
 from forebay.client.sample_writer.protocol import Writing
 from forebay.client.sample_writer.writer import AsyncWriter
@@ -260,8 +260,7 @@ class RunWriter(AsyncWriter):
     async def write_encoded(self, sample: Sample, body: bytes) -> None:
         """Write ``sample``, given already encoded as ``body``."""
         await self._wait(lambda: self._outbox.has_room)
-        if self._outbox.put(sample, body):
-            self._wake()
+        self._outbox.put(sample, body)
 
 
 class RunWriting(Writing):

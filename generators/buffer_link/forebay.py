@@ -8,7 +8,7 @@ import msgspec
 from forebay.client.calls.flow import ENDLESS_S, JSON_BODY, Call, Flow, ServerReply, answered, json_call
 from forebay.client.sample_writer.outbox import Sample
 from forebay.client.sample_writer.protocol import WRITE_TIMEOUT_S
-from forebay.core.binary_sample import is_binary
+from forebay.core.binary_sample import is_raw
 from forebay.core.errors import ForebayError
 from forebay.core.ids import group_id
 from forebay.core.scheduling.oversampling import Oversampling
@@ -128,7 +128,7 @@ class _ServerWriting(RunWriting):
     """Sends one array of samples per call. A sample that the server rejects is sent again as a failed sample."""
 
     def call(self, bodies: Sequence[bytes]) -> Flow[Call]:
-        if any(map(is_binary, bodies)):
+        if any(map(is_raw, bodies)):
             return (yield from super().call(bodies))
         return Call("POST", "samples", b"[" + b",".join(bodies) + b"]", JSON_BODY, WRITE_TIMEOUT_S)
 

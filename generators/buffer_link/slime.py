@@ -81,6 +81,8 @@ class SlimeLink(Link):
 
 
 class _SlimeWriting(RunWriting):
+    takes_parts = False
+
     def call(self, bodies: Sequence[bytes]) -> Flow[Call]:
         yield from ()
         return Call("POST", "buffer/write", as_json(bodies[0]), _HEADERS, WRITE_TIMEOUT_S)

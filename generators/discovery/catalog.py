@@ -179,6 +179,7 @@ def _known_from_source(file: FoundFile) -> GeneratorInfo:
         task_type=file.facts.task_type,
         error=error,
         imports_base=file.facts.names_base,
+        needs_input=file.source != "built-in" or file.facts.names_input,
         files=file.digests,
         problems=[error] if error else [],
     )

@@ -30,6 +30,8 @@ class SourceFacts:
     may_define_task_type: bool
     has_run_rollout: bool
     names_base: bool
+    names_input: bool = True
+    """Whether it mentions the payload's ``input_file``."""
 
 
 _NO_FACTS = SourceFacts(task_type=None, may_define_task_type=False, has_run_rollout=False, names_base=False)
@@ -171,6 +173,7 @@ def read_facts(source: bytes) -> SourceFacts:
         may_define_task_type="TASK_TYPE" in defined or "*" in defined,
         has_run_rollout="run_rollout" in defined,
         names_base=any(_imports_base(node) for node in ast.walk(tree)),
+        names_input=b"input_file" in source,
     )
 
 
@@ -206,6 +209,8 @@ def _imports_base(node: ast.AST) -> bool:
             return any(alias.name == _BASE_MODULE for alias in aliases)
         case ast.ImportFrom(module="forebay.generators", names=aliases):
             return any(alias.name == "base" for alias in aliases)
+        case ast.ImportFrom(module="forebay.generators.agent", names=aliases):
+            return any(alias.name == "AgentGenerator" for alias in aliases)
         case ast.ImportFrom(module=module, names=aliases) if module == _BASE_MODULE:
             return any(alias.name in ("BaseGenerator", "*") for alias in aliases)
         case _:

@@ -34,6 +34,8 @@ class GeneratorInfo:
     problems: list[str] = field(default_factory=list)
     replaces: Path | None = None
     replaced_by: Path | None = None
+    needs_input: bool = True
+    """Whether its rows are those of an input file. Some built-in generators make their own."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 by name of all files that ``sha256`` covers."""
 

@@ -5,8 +5,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forebay.core.scheduling.policies import make_policy
-from forebay.core.scheduling.policy import PastRollout, Policy, PolicyInputs
+from forebay.core.scheduling.policy import PastRollout, Policy, PolicyInputs, make_policy
 
 if TYPE_CHECKING:  # they import the buffer link, which not every run needs
     from forebay.generators.buffer_link.abc import Plan

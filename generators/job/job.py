@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from forebay.client.sample_writer.outbox import Sample
 from forebay.core.scheduling.policy import RolloutEnd
 from forebay.generators.buffer_link.abc import ClosedGroups, RunGone, Step
-from forebay.generators.job.concurrency_limits import adjust_places
+from forebay.generators.job.concurrency_limits import SHRINK, YIELD, adjust_places
 from forebay.generators.job.deferral import Deferral, FinishedRollout
 from forebay.generators.job.dispatcher import Dispatcher
 from forebay.generators.job.group_feed import GroupFeed, ScheduledGroups
@@ -91,7 +91,8 @@ class RolloutJob:
         if self._parts.replayed is not None:
             await self._parts.replayed.has_left.wait()  # until then, no engine is needed
         if self._parts.adjusts_places:
-            await adjust_places(self._parts.pool, self._parts.loads, self._dispatcher.changed.notify)
+            shrink = YIELD if self._parts.leaves_room else SHRINK
+            await adjust_places(self._parts.pool, self._parts.loads, self._dispatcher.changed.notify, shrink)
 
     async def _follow_closed(self) -> None:
         """Close groups that the buffer has closed. Raises ``RunGone`` when the run was stopped."""

@@ -125,6 +125,8 @@ class JobParts:
     """In a replay, the source of recorded samples and of the groups that still need rollouts."""
     adjusts_places: bool = False
     """Whether the number of concurrency slots is adjusted during the run."""
+    leaves_room: bool = False
+    """Whether other runs' calls go first: it keeps one slot per engine while calls queue there."""
 
 
 class RolloutPlaces(Protocol):

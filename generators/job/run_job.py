@@ -121,6 +121,7 @@ async def _open(
         traces=here.traces,
         replayed=replayed,
         adjusts_places=generator.adjusts_places,
+        leaves_room=generator.leaves_room,
     )
 
 
@@ -240,7 +241,7 @@ def _runner(
     from forebay.generators.rollouts.attempts import RolloutRunner, RolloutSettings
 
     settings = RolloutSettings(generator.sampling_params, generator.retry_budgets)
-    return RolloutRunner(rollout_func, pool, rewarder, settings, run_id)
+    return RolloutRunner(rollout_func, pool, rewarder, settings, run_id, generator.sample_arrays)
 
 
 def _tracer_of(run_id: str) -> Tracer:
@@ -264,6 +265,7 @@ async def _pool(generator: "BaseGenerator", on_waiting: Callable[[bool], None]) 
         model=generator.model,
         on_waiting=on_waiting,
         policy_models=generator.policy_models,
+        arrays=generator.arrays,
         template=await asyncio.to_thread(load_template, path) if path is not None else None,
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from forebay.core.child_process import last_line, skip_httpx_command
-from forebay.core.errors import ForebayError
+from forebay.core.errors import ForebayError, InvalidInput
 from forebay.core.processes.parent_link import ParentLink
 from forebay.engines.bounded_replies import LIMIT_VARIABLE
 from forebay.generators.discovery.module_loading import (
@@ -150,9 +150,9 @@ def _fail(error: BaseException, server: ParentLink[bytes], *, said: str | None =
         text += f"field: {error.field}\n" if error.field else ""
         text += f"hint: {error.hint}\n"
     sys.stderr.write(text if said is None else said)
-    encodable = (each.encode(errors="backslashreplace").decode() for each in (error_line, text))
+    said_line, said_text = (each.encode(errors="backslashreplace").decode() for each in (error_line, text))
     with suppress(OSError):  # the server is gone
-        server.send(ReportPart(0, False, *encodable))
+        server.send(ReportPart(0, False, said_line, said_text, isinstance(error, InvalidInput)))
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

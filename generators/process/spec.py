@@ -45,6 +45,8 @@ class ReportPart(msgspec.Struct, omit_defaults=True):
     is_returned: bool = False
     error: str = ""
     traceback: str = ""
+    is_invalid_input: bool = False
+    """Whether the error is an ``InvalidInput``, which would come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +57,4 @@ class Report:
     error: str
     traceback: str
     exit_code: int
+    is_invalid_input: bool = False

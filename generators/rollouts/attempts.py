@@ -29,12 +29,14 @@ from forebay.generators.rollouts.rollout_slot import RolloutSlot
 from forebay.generators.rollouts.rollout_trace import RolloutTrace
 from forebay.generators.rollouts.samples import (
     Returned,
+    SampleArrays,
     Unbegun,
     failed_sample,
     finished_samples,
     plain,
     reward_item,
     text_of,
+    with_own_arrays,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,13 +64,20 @@ class RolloutRunner:
     """Makes the samples of one slot."""
 
     def __init__(
-        self, function: RolloutFunc, pool: EnginePool, rewarder: Rewarder, settings: RolloutSettings, run_id: str
+        self,
+        function: RolloutFunc,
+        pool: EnginePool,
+        rewarder: Rewarder,
+        settings: RolloutSettings,
+        run_id: str,
+        sample_arrays: SampleArrays | None = None,
     ) -> None:
         self._function = function
         self._pool = pool
         self._rewarder = rewarder
         self._settings = settings
         self._run_id = run_id
+        self._sample_arrays = sample_arrays
         self._is_async = is_async(function)
         self._client: Any = make_async_client(pool.api_key) if self._is_async else make_client(pool.api_key)
 
@@ -127,8 +136,8 @@ class RolloutRunner:
     async def _attempt(self, rollout: Rollout) -> Returned | BaseException:
         result = await self._outcome(rollout)
         # Checked here because the function may have swallowed the exception, or raised another one.
-        if rollout.calls.wait_over is not None:
-            return rollout.calls.wait_over
+        if (no_engine := rollout.calls.wait_over or rollout.calls.cut_off) is not None:
+            return no_engine
         if rollout.calls.is_broken:
             with suppress(Exception):  # a stream that breaks off has nothing more to record
                 await rollout.end_streams()
@@ -156,7 +165,7 @@ class RolloutRunner:
             return error
 
     async def _call(self, rollout: Rollout) -> object:
-        client = self._client.bound_to(rollout)
+        client = self._client.bound_to(rollout, base_url=f"{rollout.engine_url}/v1")
         # Copied: rollout functions may change their arguments, and the next attempt needs the originals.
         messages, params = copy.deepcopy(rollout.prompt), copy.deepcopy(self._settings.sampling_params)
         if self._is_async:
@@ -170,7 +179,7 @@ class RolloutRunner:
         pause = self._settings.pause()
         while True:
             judged = await self._rewarder.reward(reward_item(rollout, returned), trace.attempt)
-            trace.note_reward(judged.reward, judged.cpu_s)
+            trace.note_reward(judged.reward, judged.parts, judged.cpu_s)
             if not judged.kind:
                 trace.note_outcome(returned.outcome)
                 break
@@ -181,7 +190,11 @@ class RolloutRunner:
             left[RolloutOutcome.JUDGE_FAILURE] -= 1
             with trace.attempt.begin("retry"):
                 await pause.wait()
-        return finished_samples(rollout, returned, self._settings.sampling_params, judged)
+        samples = finished_samples(rollout, returned, self._settings.sampling_params, judged)
+        if self._sample_arrays is None or judged.kind:
+            return samples
+        with trace.attempt.begin("reward"):  # the sample waits for both
+            return list(await asyncio.gather(*(with_own_arrays(self._sample_arrays, each) for each in samples)))
 
 
 @asynccontextmanager

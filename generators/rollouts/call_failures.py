@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import httpx2
 import openai
 
-from forebay.core.errors import EngineError
+from forebay.core.errors import EngineError, EngineUnavailable
 from forebay.engines.router_workers import UNAVAILABLE_STATUSES
 
 T = TypeVar("T")
@@ -20,8 +20,10 @@ PLAIN = (str, bytes, int, float, list, dict, type(None))
 """Types that the package returns for a reply that it cannot parse into a model."""
 
 
-def is_unavailable(error: openai.APIError) -> bool:
+def is_unavailable(error: openai.APIError | EngineUnavailable) -> bool:
     """Whether a call failed because the engine is unreachable or returned 502 or 503."""
+    if isinstance(error, EngineUnavailable):  # from before the call was sent
+        return True
     if isinstance(error, openai.APIStatusError):
         return error.status_code in UNAVAILABLE_STATUSES
     if isinstance(error, openai.APITimeoutError):
@@ -36,7 +38,7 @@ class Attempts:
     def __init__(self) -> None:
         self._num_broken = 0
 
-    def check(self, error: openai.APIError) -> None:
+    def check(self, error: openai.APIError | EngineUnavailable) -> None:
         """Return if the call should be retried; otherwise raise ``error`` or a more specific ``EngineError``."""
         cause = error.__cause__
         if not is_unavailable(error):

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 import httpx2
 
 from forebay.engines.bounded_replies import PlainParts, limit_bytes, offer_gzip
-from forebay.engines.connections import AsyncBody, AsyncExchange, Transports, tls
+from forebay.engines.connections import KEPT_S, AsyncBody, AsyncExchange, Transports, tls
+
+LIMITS = httpx2.Limits(keepalive_expiry=KEPT_S)
 
 
 class _Body(AsyncBody, httpx2.AsyncByteStream):
@@ -18,7 +20,7 @@ class RolloutConnections(AsyncExchange, httpx2.AsyncBaseTransport):
     body_type = _Body
 
     def __init__(self) -> None:
-        super().__init__(lambda: httpx2.AsyncHTTPTransport(verify=tls()))
+        super().__init__(lambda: httpx2.AsyncHTTPTransport(verify=tls(), limits=LIMITS))
 
 
 async def bound_body(reply: httpx2.Response) -> None:
@@ -41,7 +43,7 @@ class ThreadConnections(httpx2.BaseTransport):
     """Transport of an ``httpx2.Client`` used by many threads. Raises the same errors as ``RolloutConnections``."""
 
     def __init__(self) -> None:
-        self._transports = Transports(lambda: httpx2.HTTPTransport(verify=tls()))
+        self._transports = Transports(lambda: httpx2.HTTPTransport(verify=tls(), limits=LIMITS))
         self._max_bytes = limit_bytes()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:

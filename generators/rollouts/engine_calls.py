@@ -9,20 +9,21 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-import httpx
 import openai
 
+from forebay.core.errors import EngineUnavailable
 from forebay.core.ids import attempt_rid_prefix, call_rid
 from forebay.engines.cache_keys import CacheKey
 from forebay.engines.capture.call_spans import CallSpan, ended
-from forebay.engines.capture.notices import CaptureNotices
-from forebay.engines.capture.request_fields import asking
+from forebay.engines.capture.request_fields import ROUTED_START
 from forebay.engines.capture.sampling_params import EngineDefaults
 from forebay.engines.capture.token_cap import TokenCap, was_cut
+from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
 from forebay.engines.chat_template import ChatTemplate
+from forebay.engines.dialect import PLAIN, SGLANG
 from forebay.engines.pool import Call, EnginePool, Member, Target
-from forebay.generators.failures import EngineWaitOver
+from forebay.generators.failures import EngineWaitOver, EnvironmentFailed
 from forebay.generators.rollouts.call_failures import is_unavailable
 from forebay.generators.rollouts.chat_turn import ChatTurn
 from forebay.generators.rollouts.open_group import GroupClosed, OpenGroup, RolloutBroken
@@ -32,13 +33,19 @@ from forebay.telemetry.tracing.tracer import AttemptTrace, SpanHandle
 T = TypeVar("T")
 
 CHAT_PATH = "/chat/completions"
+RAW_HEADER = "X-Stainless-Raw-Response"
+"""Set by ``with_raw_response`` of the openai package; the value ``stream`` means ``with_streaming_response``."""
 CONNECT_TIMEOUT_S = 10.0
 EXPIRED_S = 0.05
 """With less time than this left, a group counts as closed: calls time out shortly before their group closes."""
 
 
-class CutShort(Exception):
-    """Raised when a call used up its group's time but the group got more, by a pause or a sample: repeat the call."""
+class Repeat(Exception):
+    """Raised when a call should be repeated at once.
+
+    It used up its group's time but the group got more, by a pause or a sample; or it asked for rows that lie behind its
+    prompt.
+    """
 
 
 class EngineCalls:
@@ -58,13 +65,18 @@ class EngineCalls:
     ) -> None:
         self.wait_over: EngineWaitOver | None = None
         """Set once no engine has answered for too long: no more calls are sent."""
+        self.cut_off: EnvironmentFailed | None = None
+        """Set if the function ended its last call while no engine answered."""
         self.group = group
         self.trace = trace
         self.rollout_slot = rollout_slot
         self.cap = TokenCap(rollout_slot.cap_tokens)
+        self.recorded = Trajectory(names.prefix, arrays=pool.arrays)
+        """The turns of the rollout's calls."""
         self.is_broken = False
         """Whether the token cap has ended the rollout: no more calls are sent."""
-        self._pool = pool
+        self.pool = pool
+        """The run's engines. Its HTTP client is only for use in the event loop."""
         self._member = member
         self._occupied: ExitStack | None = None
         self._names = names
@@ -81,19 +93,9 @@ class EngineCalls:
         """The engine's defaults for sampling parameters that a call leaves out."""
         return self._member.defaults
 
-    @property
-    def notices(self) -> CaptureNotices:
-        """Warnings, logged once per run, about logprobs that are not the policy's."""
-        return self._pool.notices
-
-    @property
-    def http(self) -> httpx.AsyncClient:
-        """Client for requests to engines other than rollout calls. Only for use in the event loop."""
-        return self._pool.http
-
     def template_at(self, url: str) -> ChatTemplate | None:
         """Template for chats that must go to ``/generate`` of ``url`` because only that returns tokens; else None."""
-        return self._pool.template_at(url) if self.group.captures else None
+        return self.pool.template_at(url) if self.group.captures else None
 
     @contextmanager
     def occupying(self) -> Iterator[None]:
@@ -108,7 +110,7 @@ class EngineCalls:
             self.rollout_slot.move(None)
 
     def _occupy(self, occupied: ExitStack) -> None:
-        occupied.enter_context(self._pool.occupied(self._member))
+        occupied.enter_context(self.pool.occupied(self._member))
         self.rollout_slot.move(self._member.server.url)
 
     @property
@@ -118,24 +120,17 @@ class EngineCalls:
 
     @property
     def _is_key_known(self) -> bool:
-        return not self.target.is_sglang or self._pool.cache_keys.has(self.target.url)
+        return self.target.dialect.key_name is None or self.pool.cache_keys.has(self.target.url)
 
     async def when_open(self, turn: SpanHandle | None = None) -> None:
         """Wait until calls of ``turn`` may be sent."""
-        if self.is_open:
-            return
         with self.group.working():
             if not self.group.hold.may_call:
                 with ended(self.trace.begin("hold", up=turn)):
                     await self.group.hold.wait_call()
             if not self._is_key_known:
                 with ended(self.trace.begin("engine_wait", up=turn)):
-                    await self._pool.cache_keys.prepare(self.target.url)
-
-    def wait_open(self, turn: SpanHandle | None = None) -> None:
-        """Wait like ``when_open``, from a rollout's thread."""
-        if not self.is_open:
-            self.in_loop(self.when_open(turn))
+                    await self.pool.cache_keys.prepare(self.target.url)
 
     @contextmanager
     def one_call(self, options: Any, default_timeout: Any, turn: ChatTurn | None = None) -> Iterator[Any]:
@@ -143,7 +138,7 @@ class EngineCalls:
 
         ``turn`` holds the call's span. An error ends the span; otherwise the reader of the answer ends it.
 
-        Raises ``GroupClosed`` if the group is closed, also in place of any error of the call. Raises ``CutShort`` in
+        Raises ``GroupClosed`` if the group is closed, also in place of any error of the call. Raises ``Repeat`` in
         place of a timeout that the caller did not request, and ``RolloutBroken`` if the token cap is used up.
         """
         self.check()
@@ -161,6 +156,7 @@ class EngineCalls:
                 bound = self._bound(options, default_timeout, call, span.traceparent)
                 yield bound
             member.recovered()
+            self.cut_off = None
         except (openai.APITimeoutError, asyncio.CancelledError) as error:
             self.abandon(*call)
             if isinstance(error, openai.APITimeoutError):
@@ -170,10 +166,12 @@ class EngineCalls:
             is_gone = self._note_gone(member, error)
             is_timeout = isinstance(error, openai.APITimeoutError) and not is_gone
             if is_timeout and bound.timeout.read != _read_s(_given(options, default_timeout)):
-                raise CutShort from error
+                raise Repeat from error
             raise
-        except openai.APIError as error:
+        except (openai.APIError, EngineUnavailable) as error:
             self.check()
+            if self.recorded.is_refusal(body_of(bound), error.message):
+                raise Repeat from error
             self._note_gone(member, error)
             raise
 
@@ -205,28 +203,37 @@ class EngineCalls:
 
     async def end_calls(self) -> None:
         """Make the engines end the rollout's calls, so that the sampled tokens are known."""
-        await self._pool.stop(lambda: [call for call in self.group.calls() if call[1].startswith(self._names.prefix)])
+        await self.pool.stop(lambda: [call for call in self.group.calls() if call[1].startswith(self._names.prefix)])
+
+    @contextmanager
+    def without_engine(self) -> Iterator[None]:
+        """Wait for an engine inside this context: if the function ends the call meanwhile, the rollout fails."""
+        try:
+            with self.group.working():
+                yield
+        except asyncio.CancelledError:
+            self.cut_off = EnvironmentFailed("no engine answered the call")
+            raise
 
     async def replace_engine(self) -> None:
         """Switch to another engine, waiting until one answers. Does nothing if the current engine has no failures."""
         if not self._member.failures:
             return  # another call of the rollout has replaced it already, or the engine is back
-        with self.group.working():
-            self._member = await self._taken()
+        self._member = await self._taken()
         if self._occupied is not None:
             self._occupied.close()
             self._occupy(self._occupied)
 
     async def _taken(self) -> Member:
         try:
-            return await taken(self._pool, None, self.group.hold.engine_wait_s)
+            return await taken(self.pool, None, self.group.hold.engine_wait_s)
         except EngineWaitOver as error:
             self.wait_over = error
             raise RolloutBroken(self._names.prefix) from error  # ends functions that retry on any Exception
 
     def note_away(self) -> None:
         """Mark the engine as failed, so that no rollout starts before an engine answers."""
-        self._pool.failed(self._member)
+        self.pool.failed(self._member)
 
     def in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` in the event loop from the rollout's thread. Raises ``GroupClosed`` if the group closes."""
@@ -238,26 +245,22 @@ class EngineCalls:
         except concurrent.futures.CancelledError:
             raise GroupClosed(self.group.group_id) from None
 
-    def key_of(self, url: str, body: Mapping[str, Any]) -> CacheKey:
-        """Cache key of a call that was sent with ``body`` to the engine at ``url``."""
-        return self._pool.cache_keys.sent(body.get("extra_key")) or self._pool.cache_keys.of(url)
-
-    def judged(self, key: CacheKey, turns: Iterable[Turn]) -> list[Turn]:
-        """Return a call's turns with the run's weight versions, marked if other weights may have filled its cache."""
-        return self._pool.judged(key, turns)
+    def key_of(self, url: str, sent: str | None) -> CacheKey:
+        """Cache key of a call that was sent with the key ``sent`` to the engine at ``url``."""
+        return self.pool.cache_keys.sent(sent) or self.pool.cache_keys.of(url)
 
     def _note_gone(self, member: Member, error: BaseException) -> bool:
         """Report whether a call failed because its engine is gone, and mark the engine as failed if so."""
-        is_gone = isinstance(error, openai.APIError) and is_unavailable(error)
+        is_gone = isinstance(error, (openai.APIError, EngineUnavailable)) and is_unavailable(error)
         if is_gone:
-            self._pool.failed(member)
+            self.pool.failed(member)
         return is_gone
 
     def abandon(self, url: str, rid: str) -> None:
         """Ask the engine to abort ``rid``. Returns at once."""
         # A rollout's thread may outlive the run.
         if not self._loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._pool.abandon(url, rid), self._loop)
+            asyncio.run_coroutine_threadsafe(self.pool.abandon(url, rid), self._loop)
 
     def _bound(self, options: Any, default_timeout: Any, call: Call, traceparent: str) -> Any:
         url, rid = call
@@ -266,7 +269,7 @@ class EngineCalls:
             "timeout": _at_most(_given(options, default_timeout), self.group.left_s()),
         }
         # Other servers may reject unknown fields.
-        if self.target.is_sglang and isinstance(options.json_data, dict):
+        if self.target.dialect is not PLAIN and isinstance(options.json_data, dict):
             changed["extra_json"] = self._extra_fields(options, url, rid)
         if self.cap.tokens is not None and is_chat(options):
             given = changed.get("extra_json", options.extra_json or {})
@@ -278,14 +281,20 @@ class EngineCalls:
         return options.model_copy(update=changed)
 
     def _extra_fields(self, options: Any, url: str, rid: str) -> dict[str, Any]:
-        given = {"rid": rid, **(options.extra_json or {})}
+        dialect = self.target.dialect
+        given = {**dialect.named({}, rid), **(options.extra_json or {})}
         if not is_chat(options):
             return given
-        body = {**options.json_data, **given}
-        # Without it, a prompt may hit a cache filled by other weights if an update did not flush it.
-        key = self._pool.cache_keys.of(url)
-        given["extra_key"] = body["extra_key"] = key.beside(body.get("extra_key"))
-        return asking(body, is_stream=bool(body.get("stream"))) if self.group.captures else given
+        # Without the key, a prompt may hit a cache filled by other weights if an update did not flush it.
+        body = dialect.keyed({**options.json_data, **given}, self.pool.cache_keys.of(url))
+        if not self.group.captures:
+            return body
+        is_stream = bool(body.get("stream"))
+        if dialect is SGLANG and self.pool.arrays and self.template_at(url) is None:
+            body |= self.recorded.asking_rows(body)
+            if is_stream and RAW_HEADER in headers_of(options) and ROUTED_START in body:
+                body[ROUTED_START] = 0  # such a stream is opened by user code, where a refusal could not be repeated
+        return dialect.ask(body, is_stream=is_stream)
 
 
 async def taken(pool: EnginePool, preferred: str | None, limit_s: float) -> Member:

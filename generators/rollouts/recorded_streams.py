@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from itertools import chain, islice
 from typing import Any
 
 import openai
@@ -24,6 +25,12 @@ class RecordedStream(openai.Stream[ChatCompletionChunk]):
         super().__init__(**given)
         self._chunks = super().__stream__()
         self.recorder.note_stream(self)
+
+    def begin(self) -> None:
+        """Wait for the first chunk of a call that may be refused there. Raises ``APIError`` if it is."""
+        if self.recorder.may_be_refused:
+            with self.recorder.reading():
+                self._chunks = chain(list(islice(self._chunks, 1)), self._chunks)
 
     def __stream__(self) -> Iterator[ChatCompletionChunk]:
         with self.recorder.reading():
@@ -66,6 +73,12 @@ class AsyncRecordedStream(openai.AsyncStream[ChatCompletionChunk]):
         self._chunks = super().__stream__()
         self.recorder.note_stream(self)
 
+    async def begin(self) -> None:
+        """Wait for the first chunk of a call that may be refused there. Raises ``APIError`` if it is."""
+        if self.recorder.may_be_refused:
+            with self.recorder.reading():
+                self._chunks = _with_first(await anext(self._chunks, None), self._chunks)
+
     async def __stream__(self) -> AsyncIterator[ChatCompletionChunk]:
         with self.recorder.reading():
             async for chunk in self._chunks:
@@ -90,3 +103,12 @@ class AsyncRecordedStream(openai.AsyncStream[ChatCompletionChunk]):
                     async for chunk in self._chunks:
                         self.recorder.feed(chunk)
         await self.recorder.end()
+
+
+async def _with_first(
+    first: ChatCompletionChunk | None, rest: AsyncIterator[ChatCompletionChunk]
+) -> AsyncIterator[ChatCompletionChunk]:
+    if first is not None:
+        yield first
+    async for chunk in rest:
+        yield chunk

@@ -1,5 +1,7 @@
 """Recording of a rollout's engine calls: each chat, streamed or not, becomes turns of the trajectory."""
 
+import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,15 +15,18 @@ from openai.types.chat import ChatCompletionChunk
 from forebay.core.addresses import without_login
 from forebay.core.errors import EngineError
 from forebay.engines.capture.call_spans import ended
-from forebay.engines.capture.fill_gaps import complete, weight_version_of
+from forebay.engines.capture.fill_gaps import complete
+from forebay.engines.capture.fill_rows import with_prompt_rows
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.read_stream import StreamReader
 from forebay.engines.capture.reply_shape import CHUNK, check_chunk, check_has_choice, read_chat
-from forebay.engines.capture.request_fields import strip
+from forebay.engines.capture.request_fields import ROUTED_START, strip
 from forebay.engines.capture.sampling_params import drawn, sampling_of
 from forebay.engines.capture.turn import Turn
-from forebay.engines.chat_over_generate import TemplatedCall
+from forebay.engines.chat_over_generate import TemplatedCall, with_body
 from forebay.engines.continuation.parts import Part
+from forebay.engines.continuation.vllm import as_chat
+from forebay.engines.dialect import CHATS
 from forebay.engines.read_json import UNREADABLE, unreadable
 from forebay.generators.rollouts.chat_turn import ChatTurn
 from forebay.generators.rollouts.engine_calls import CHAT_PATH, body_of
@@ -43,14 +48,16 @@ class CallRecorder:
     ) -> None:
         self._rollout = rollout
         self._calls = rollout.calls
-        self._is_sglang = rollout.calls.target.is_sglang
+        self._dialect = dialect = rollout.calls.target.dialect
+        self._has_gaps = dialect.has_gaps
         self._url = url
         self._sent = sent
         self._options, self._client_body = options, body_of(options)
-        self._call = (url, str(sent.get("rid")))
-        self._origin: dict[str, Any] = {"rid": sent.get("rid"), "engine_url": url, "began_s": time.time()}
+        rid, self._extra_key = dialect.sent(sent)
+        self._call = (url, str(rid))
+        self._origin: dict[str, Any] = {"rid": rid, "engine_url": url, "began_s": time.time()}
         self._reader = StreamReader(sent, **self._origin)
-        self._key = self._calls.key_of(url, sent)
+        self._key = self._calls.key_of(url, self._extra_key)
         self._version: str | None = None
         self._turns: list[Turn] = []
         self._is_ended = False
@@ -59,6 +66,7 @@ class CallRecorder:
         self._cut_at = self._calls.cap.cut_at(sent, self._client_body)
         self._withheld: list[ChatCompletionChunk] = []
         self._templated: TemplatedCall | None = None
+        self._is_chat = True
         assert turn.call is not None
         self._turn = turn
         self._span = turn.call
@@ -73,34 +81,60 @@ class CallRecorder:
 
     @property
     def renders(self) -> bool:
-        """Whether ``outgoing`` renders a template, which may take milliseconds."""
-        return self._template is not None
+        """Whether the chat must be sent as ``outgoing`` returns it."""
+        return self._template is not None or bool(self._sent.get("input_ids"))
 
-    def outgoing(self, bound: Any) -> Any:
-        """Return the call to send for a non-streamed chat: to ``/generate`` if only that returns the tokens."""
+    async def outgoing(self, bound: Any) -> Any:
+        """Return the call to send for a non-streamed chat: to another path if only that returns or takes the tokens."""
         if self._template is not None:
-            self._templated = TemplatedCall.of(self._sent, self._client_body, self._template)
-        return bound if self._templated is None else self._templated.options(bound, self._url)
+            made = await asyncio.to_thread(TemplatedCall.of, self._sent, self._client_body, self._template)
+            self._templated = made
+            return bound if made is None else made.options(bound, self._url)
+        path, body = await self._dialect.addressed(self._calls.pool.http, self._url, dict(self._sent))
+        self._is_chat = path == CHATS
+        return bound.model_copy(update={"url": self._url + path, "json_data": body, "extra_json": None})
 
     async def note_version(self) -> None:
         """Look up the engine's weight version before a stream, because streams do not contain it."""
         self._turn.note_stream()
-        if self._is_sglang:
+        if self._has_gaps:
             with self._asking():
-                self._version = await weight_version_of(self._calls.http, self._url)
+                self._version = await self._calls.pool.weights_at(self._url)
 
     def part(self, raw: Any) -> Part:
         """Read a complete reply, given as the package's raw response, and count its tokens without recording them."""
         with self._span.failing():
             if self._templated is not None:
                 raw.http_response = self._templated.response(raw.http_response)
+            elif not self._is_chat:
+                raw.http_response = with_body(raw.http_response, as_chat(raw.http_response.content))
             body = read_chat(raw.http_response.content)
             turns = [self._drawn(turn) for turn in turns_of_chat(self._sent, body, **self._origin, ended_s=time.time())]
-            turns = self._calls.judged(self._key, turns)
+            turns = self._calls.pool.judged(self._key, turns)
         self._span.end(turns)
         self._rollout.count(turns)
         self._calls.check_cut(turns, self._cut_at)
         return Part(body, turns, raw)
+
+    @property
+    def asks_rows(self) -> bool:
+        """Whether the call asks for rows of its tokens."""
+        return ROUTED_START in self._sent
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether the engine refuses the call if its prompt is shorter than expected; a stream has that inside."""
+        return bool(self._sent.get(ROUTED_START))
+
+    async def completed(self, part: Part) -> Part:
+        """Add rows of the prompt that the reply lacks."""
+        if self._sent.get("input_ids"):  # a call that continues from ids follows the rows so far
+            return part
+        return dataclasses.replace(part, turns=await self._with_prompt_rows(part.turns))
+
+    async def _with_prompt_rows(self, turns: Sequence[Turn]) -> list[Turn]:
+        recorded = self._rollout.recorded
+        return await with_prompt_rows(self._calls.pool.http, recorded, turns, extra_key=self._extra_key)
 
     def note_stream(self, stream: OpenStream) -> None:
         """Note that the reply is ``stream``."""
@@ -120,6 +154,7 @@ class CallRecorder:
             raise EngineError(f"cannot read the engine's stream to its end: {error!r:.300}") from error
 
     def _note_broken(self, error: Exception) -> None:
+        self._rollout.recorded.is_refusal(self._sent, str(error))  # so that the next call asks for all rows
         logger.info("rollout %s: a stream broke off: %r", self._rollout.rollout_id, error)
         self._close()
         self._end_spans(error=type(error).__name__)
@@ -162,7 +197,7 @@ class CallRecorder:
     def stop(self) -> bool:
         """Abort the stream at the engine. Returns whether the rest of the stream should be drained."""
         # Other servers end a call when its connection is closed, and send nothing more.
-        if self._is_ended or not self._is_sglang:
+        if self._is_ended or not self._has_gaps:
             return False
         if not self._reader.is_finished:
             self._reader.stop()
@@ -182,11 +217,12 @@ class CallRecorder:
         # Closed before anything is awaited: the reader and the end of the rollout may both call this.
         self._close()
         turns = [self._drawn(turn) for turn in self._reader.turns(ended_s=time.time())]
-        if self._is_sglang:
-            extra_key = self._sent.get("extra_key")
+        if self._has_gaps:
             with self._asking():
-                turns = await complete(self._calls.http, self._url, turns, self._version, extra_key=extra_key)
-        self._turns = turns = self._calls.judged(self._key, turns)
+                versions = (self._version, await self._calls.pool.weights_at(self._url))
+                turns = await complete(self._calls.pool.http, self._url, turns, versions, extra_key=self._extra_key)
+                turns = await self._with_prompt_rows(turns)
+        self._turns = turns = self._calls.pool.judged(self._key, turns)
         self._end_spans(turns)
         self._rollout.count(turns)
         self._rollout.record(turns, self._options)

@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.core.backoff import Backoff
 from forebay.core.outcome import RolloutOutcome
-from forebay.core.reward_place import set_reward
+from forebay.core.records.reward_place import set_reward
 from forebay.core.task_row import TaskRow
 from forebay.generators.rewards import Rewarder, RewardFunc, RewardOutcome
 from forebay.generators.rollouts.replayed_samples import ReplayedRollout, ReplayedSample
@@ -81,8 +81,8 @@ async def judged_again(
         judged = await ask(_item(main, fields, returned, row))
     if judged.kind or judged.reward is None:
         return JudgedAgain((_failed(main, judged),), judged)
-    reward, outcome = judged.reward, returned.outcome
-    return JudgedAgain(tuple(_rewarded(each, reward, outcome) for each in samples), judged)
+    outcome = returned.outcome
+    return JudgedAgain(tuple(_rewarded(each, judged.reward, judged.parts, outcome) for each in samples), judged)
 
 
 def check_judge(judge: RewardFunc) -> None:
@@ -117,24 +117,30 @@ def _item(main: ReplayedSample, fields: dict[str, Any], returned: Returned, row:
     }
 
 
-def _rewarded(sample: ReplayedSample, reward: float, outcome: RolloutOutcome) -> ReplayedSample:
+def _rewarded(
+    sample: ReplayedSample, reward: float, parts: dict[str, float], outcome: RolloutOutcome
+) -> ReplayedSample:
     # The number's length may change, and its position is rarely needed, so it is cleared.
-    record = msgspec.structs.replace(sample.record, reward=reward, reward_start=0, reward_end=0)
+    about: dict[str, Any] = {"reward": reward, "reward_parts": parts or None, "reward_start": 0, "reward_end": 0}
+    record = msgspec.structs.replace(sample.record, **about)
     span = (sample.record.reward_start, sample.record.reward_end)
-    has_raw = not isinstance(sample.names().raw_reward, msgspec.UnsetType)
-    if span[1] and not has_raw:
+    names = sample.names()
+    has_raw = not isinstance(names.raw_reward, msgspec.UnsetType)
+    if span[1] and not has_raw and not parts and isinstance(names.reward_parts, msgspec.UnsetType):
         return ReplayedSample(record, b"".join(set_reward(sample.body, span, reward, None)))
     changes: dict[str, Any] = {"reward": reward, **({"raw_reward": reward} if has_raw else {})}
+    if parts:
+        changes["reward_parts"] = parts
     if sample.record.reward is not None:
-        return ReplayedSample(record, sample.edited(changes).body)
+        return ReplayedSample(record, sample.edited(changes, removed=("reward_parts",)).body)
     ending = {"status": "completed", "outcome": outcome.value}
     record = msgspec.structs.replace(record, error="", rollout_outcome=outcome.value)
-    return ReplayedSample(record, sample.edited(changes | ending, removed=("error",)).body)
+    return ReplayedSample(record, sample.edited(changes | ending, removed=("error", "reward_parts")).body)
 
 
 def _failed(main: ReplayedSample, judged: RewardOutcome) -> ReplayedSample:
     outcome, error = RolloutOutcome.JUDGE_FAILURE.value, judge_error(judged)
     ending = {"status": "failed", "outcome": outcome, "error": error}
-    edited = main.edited(ending, removed=("reward", "raw_reward"))
+    edited = main.edited(ending, removed=("reward", "raw_reward", "reward_parts"))
     about = {"error": error["message"], "rollout_outcome": outcome, "reward_start": 0, "reward_end": 0}
-    return ReplayedSample(msgspec.structs.replace(main.record, reward=None, **about), edited.body)
+    return ReplayedSample(msgspec.structs.replace(main.record, reward=None, reward_parts=None, **about), edited.body)

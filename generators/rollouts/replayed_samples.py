@@ -25,6 +25,7 @@ class _Names(msgspec.Struct):
     slot: Field = msgspec.UNSET
     rollout_id: Field = msgspec.UNSET
     raw_reward: Field = msgspec.UNSET
+    reward_parts: Field = msgspec.UNSET
     extra_info: Field = msgspec.UNSET
 
 

@@ -9,7 +9,6 @@ from forebay.core.ids import InstanceId, rollout_uid
 from forebay.engines.capture.call_spans import num_sampled
 from forebay.engines.capture.policy_calls import is_left_out
 from forebay.engines.capture.sample_fields import Recorded
-from forebay.engines.capture.trajectory import Trajectory
 from forebay.engines.capture.turn import Turn
 from forebay.generators.rollouts.chat_turn import ChatTurn
 from forebay.generators.rollouts.engine_calls import CHAT_PATH, EngineCalls, headers_of
@@ -54,7 +53,7 @@ class Rollout:
         self.for_reward: dict[str, Any] = {}
         self.at_end = AsyncExitStack()
         self.at_end.callback(self._drop_streams)
-        self.recorded = Trajectory(self.rollout_id)
+        self.recorded = calls.recorded
         self.trajectory: Recorded = self.recorded
         self.open_streams: dict[StreamRecorder, OpenStream] = {}
         """Streams that have not been read to their end."""
@@ -100,7 +99,7 @@ class Rollout:
         if is_left_out(headers_of(options)):
             self.recorded.note("left_out", len(recorded))
             return
-        self.calls.notices.note(recorded, self.run_id)
+        self.calls.pool.notices.note(recorded, self.run_id)
         for turn in recorded:
             self.recorded.add(turn)
         self.recorded.note("merged", num_merged)

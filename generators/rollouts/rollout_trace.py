@@ -164,11 +164,11 @@ class RolloutTrace:
         self._gateway_turns, self._started, self._outcome, self._reward = (), 0, "", {}
         self.attempt = self._tracer.attempt(self.uid, self._group, self.num_attempts - 1, begun=end)
 
-    def note_reward(self, reward: float | None, cpu_s: float | None) -> None:
-        """Note the reward and its CPU time; repeated calls add up the time."""
+    def note_reward(self, reward: float | None, parts: dict[str, float], cpu_s: float | None) -> None:
+        """Note the reward, its parts and its CPU time; repeated calls add up the time."""
         before = self._reward.get("reward_cpu_s")
         known = [value for value in (before, cpu_s) if value is not None]
-        self._reward = {"reward": reward, "reward_cpu_s": sum(known) if known else None}
+        self._reward = {"reward": reward, "reward_parts": parts, "reward_cpu_s": sum(known) if known else None}
 
     def wait(self, name: str) -> SpanHandle:
         """Record as ``name`` how long the ended rollout waits until its sample is written or thrown away."""

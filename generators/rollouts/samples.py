@@ -1,16 +1,20 @@
 """Conversion of a rollout function's result to samples."""
 
+import logging
 import secrets
 import time
 import traceback
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from forebay.client.sample_writer.encode_parts import take_parts
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import InstanceId
 from forebay.core.outcome import RolloutOutcome
+from forebay.core.parts import Rows
 from forebay.core.task_row import Message
 from forebay.generators.rewards import RewardOutcome
 
@@ -19,6 +23,10 @@ if TYPE_CHECKING:
     from forebay.generators.rollouts.open_group import GroupPlan
     from forebay.generators.rollouts.rollout import Rollout
 
+logger = logging.getLogger(__name__)
+
+SampleArrays = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Rows]]]
+"""Returns arrays per token of one finished sample by name, for example those of a teacher."""
 NOT_IN_EXTRA_INFO = frozenset({"uid", "instance_id", "prompt", "messages", "reward", "extra_info"})
 MAX_FOR_REWARD_BYTES = 64 << 10
 """Maximum size of a rollout's ``for_reward`` as JSON for a sample to keep it."""
@@ -116,7 +124,29 @@ def finished_samples(
         error = judge_error(judged)
         return [{**sample, "status": "failed", "outcome": RolloutOutcome.JUDGE_FAILURE.value, "error": error}]
     sample |= {"outcome": returned.outcome.value, "reward": judged.reward, "status": "completed"}
+    if judged.parts:
+        sample["reward_parts"] = judged.parts
     return _with_forks(sample, forks) if forks else [sample]
+
+
+async def with_own_arrays(function: SampleArrays, sample: dict[str, Any]) -> dict[str, Any]:
+    """Add what ``function`` returns to a sample with tokens. After an error, the sample goes out without it."""
+    if not sample.get("tokens"):
+        return sample
+    try:
+        made = _checked(await function(sample))
+    except Exception:  # user code may raise anything, and the rollout is paid for
+        logger.exception("sample_arrays failed: sample %s is sent without its arrays", sample["uid"])
+        return sample
+    return {**sample, "arrays": {**sample.get("arrays", {}), **made}}
+
+
+def _checked(made: Mapping[str, Rows] | None) -> Mapping[str, Rows]:
+    """Raise for arrays that the writer would refuse together with their sample."""
+    if wrong := sorted(name for name, rows in (made or {}).items() if not isinstance(rows, Rows)):
+        raise InvalidInput(f"sample_arrays must return a Rows for each name (got others for {wrong})")
+    take_parts({"arrays": made})
+    return made or {}
 
 
 def _kept_for_reward(given: dict[str, Any]) -> dict[str, Any] | None:
@@ -140,7 +170,7 @@ def _with_forks(main: "Sample", forks: list[dict[str, Any]]) -> "list[Sample]":
     for number, fork in enumerate(forks, 1):
         extra_info = {**main["extra_info"], "round_number": _num_rounds(fork["messages"])}
         own = {"uid": f"{main['uid']}-f{number}-{mark}", "fork": number, "extra_info": extra_info}
-        head, ending = ({name: main[name] for name in names} for names in (HEAD, ENDING))
+        head, ending = ({name: main[name] for name in names if name in main} for names in (HEAD, ENDING))
         made.append({**fork, **head, **own, **ending})
     return [*made, main]
 
@@ -172,7 +202,7 @@ def _sendable(text: str) -> str:
 
 HEAD = ("uid", "instance_id", "epoch", "slot", "attempt", "rollout_id")
 """Fields of a sample about its rollout."""
-ENDING = ("outcome", "reward", "status")
+ENDING = ("outcome", "reward", "reward_parts", "status")
 """Fields of a sample about the rollout's ending."""
 
 

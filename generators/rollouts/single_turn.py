@@ -1,6 +1,7 @@
 """Request for one assistant message, which is continued if the engine aborts it."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,8 @@ from forebay.core.task_row import Message
 from forebay.engines.capture.read_reply import turns_of_chat
 from forebay.engines.capture.reply_shape import name_reasoning
 from forebay.engines.capture.turn import ABORTED
-from forebay.engines.continuation.continued_call import Join, Rest, finish, finish_in_thread
-from forebay.engines.continuation.message import Whole, whole_message
+from forebay.engines.continuation.continued_call import Join, Rest, ended_at_once
+from forebay.engines.continuation.message import EngineReading, Whole
 from forebay.engines.continuation.parts import Json, Part, ends_with_text
 from forebay.engines.router_workers import WorkerAdmin, admin_client, root_url
 
@@ -72,7 +73,7 @@ async def single_turn(
     async def ask(body: Json) -> Part:
         return _part(body, await client.chat.completions.create(**_arguments(body)))
 
-    turn = await finish(Rest(body, _part(body, reply).only), ask, lambda join: _joined(client, join))
+    turn = await Rest(body, _part(body, reply).only).finish(ask, lambda join: _joined(client, join))
     return _answer(messages, turn.reply, turn.finish_reason)
 
 
@@ -85,10 +86,16 @@ def query_single_turn(
     if _finish_reason(reply) != ABORTED:
         return _answer(messages, reply.choices[0].message.model_dump(warnings=False), _finish_reason(reply))
 
-    def ask(body: Json) -> Part:
+    async def ask(body: Json) -> Part:
         return _part(body, client.chat.completions.create(**_arguments(body)))
 
-    turn = finish_in_thread(Rest(body, _part(body, reply).only), ask, lambda join: asyncio.run(_joined(client, join)))
+    async def join(parts: Join) -> Whole | None:
+        return asyncio.run(_joined(client, parts))
+
+    async def pause(seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - in a thread
+
+    turn = ended_at_once(Rest(body, _part(body, reply).only).finish(ask, join, pause))
     return _answer(messages, turn.reply, turn.finish_reason)
 
 
@@ -140,4 +147,4 @@ def _answer(messages: Sequence[Message], reply: dict[str, Any], finish_reason: s
 async def _joined(client: "AsyncOpenAI | OpenAI", join: Join) -> Whole | None:
     """Return the message of a turn in several parts."""
     async with admin_client(client.api_key) as http:
-        return await whole_message(WorkerAdmin(http, root_url(str(client.base_url))), join.turn, join.body)
+        return await EngineReading(WorkerAdmin(http, root_url(str(client.base_url))), join.turn, join.body).message()

@@ -11,20 +11,16 @@ from forebay.engines.capture.call_spans import ended
 from forebay.engines.capture.turn import ABORTED, Turn
 from forebay.engines.chat_over_generate import with_body
 from forebay.engines.continuation.continued_call import Join, Rest
-from forebay.engines.continuation.message import Whole, whole_message, whole_text
+from forebay.engines.continuation.message import OwnReading, Whole
 from forebay.engines.continuation.parts import Json, Part
 from forebay.engines.continuation.reply import joined_reply
 from forebay.engines.read_json import UNREADABLE
-from forebay.engines.router_workers import WorkerAdmin
-from forebay.generators.rollouts.engine_calls import CHAT_PATH, body_of, headers_of
+from forebay.generators.rollouts.engine_calls import CHAT_PATH, RAW_HEADER, body_of, headers_of
 
 if TYPE_CHECKING:
     from forebay.generators.rollouts.rollout import Rollout
 
 T = TypeVar("T")
-
-RAW_HEADER = "X-Stainless-Raw-Response"
-"""Set by ``with_raw_response`` of the openai package; the value ``stream`` means ``with_streaming_response``."""
 
 
 def is_whole_chat(options: Any, *, is_stream: bool) -> bool:
@@ -64,9 +60,9 @@ class WholeChat:
         calls, url = self._rollout.calls, join.turn.engine_url
         template = calls.template_at(url)
         if template is not None:
-            return await whole_text(template.text_of, join.turn, join.body)
+            return await OwnReading(template.text_of, join.turn, join.body).message()
         with ended(calls.trace.begin("engine", engine=without_login(url), asked="text")):
-            return await whole_message(WorkerAdmin(calls.http, url), join.turn, join.body)
+            return await calls.pool.dialect_at(url).whole_message(calls.pool.http, url, join.turn, join.body)
 
     @property
     def turns(self) -> list[Turn]:

@@ -260,9 +260,9 @@ async def _gone(supervisor: Process) -> None:
 
 def _remove(folder: Path) -> None:
     def unlock(function: Any, path: str, _: object) -> None:
-        # The command may have made a folder read-only.
+        # The command may have made a folder read-only. What is above the sandbox's folder is not ours to change.
         with suppress(OSError):
-            Path(path).parent.chmod(0o700)
+            (folder if Path(path) == folder else Path(path).parent).chmod(0o700)
             function(path)
 
     shutil.rmtree(folder, onerror=unlock)

@@ -39,7 +39,7 @@ def main(socket_fd: int) -> None:
         finally:
             # This process must not end before its children.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            num_left = _kill_descendants()
+            num_left = kill_descendants()
             if os.getppid() != parent:
                 # The run process is gone and cannot remove it.
                 shutil.rmtree(spec["folder"], ignore_errors=True)
@@ -101,7 +101,7 @@ def _lower(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _kill_descendants() -> int:
+def kill_descendants() -> int:
     """Kill all descendants, including new ones and those in other sessions. Returns how many are left."""
     # As their subreaper, we inherit every process whose parent has died, so none can leave the tree.
     until_s = time.monotonic() + KILLING_S

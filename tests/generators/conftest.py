@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forebay.core.binary_sample import SAMPLES_TYPE, as_json, split_samples
+from forebay.core.parts import is_part_frame, read_part_frame
 from forebay.core.waiting import Signal
 from forebay.web.serving import serve_app
 from tests.workers.workers_kit import run_over_workers
@@ -25,7 +26,7 @@ def _decoded(body: bytes, content_type: str) -> list[Sample]:
     if content_type != SAMPLES_TYPE:
         samples: list[Sample] = json.loads(body)
         return samples
-    return [json.loads(as_json(sample)) for sample in split_samples(body)]
+    return [json.loads(as_json(frame)) for frame in split_samples(body) if not is_part_frame(frame)]
 
 
 class FakeBuffer:
@@ -44,6 +45,8 @@ class FakeBuffer:
             "is_resumed": False,
         }
         self.samples: list[Sample] = []
+        self.parts: dict[str, bytes] = {}
+        """By digest."""
         self.batch_sizes: list[int] = []
         self.content_types: list[str] = []
         self.progress: list[dict[str, Any]] = []
@@ -101,7 +104,11 @@ class FakeBuffer:
         return self._scripted() or JSONResponse(self.plan)
 
     async def _samples(self, request: Request) -> Response:
-        batch = _decoded(await request.body(), request.headers["Content-Type"])
+        body = await request.body()
+        batch = _decoded(body, request.headers["Content-Type"])
+        if request.headers["Content-Type"] == SAMPLES_TYPE:
+            framed = map(read_part_frame, filter(is_part_frame, split_samples(body)))
+            self.parts |= {digest: bytes(part) for digest, part in framed}
         if (scripted := self._scripted()) is not None:
             return scripted
         self.batch_sizes.append(len(batch))

@@ -52,11 +52,16 @@ async def sample_of(
 
 
 async def samples_of(
-    script: Any, buffer: Any, write_rows: Any, rollout: Any = single_turn, **options: Any
+    script: Any,
+    buffer: Any,
+    write_rows: Any,
+    rollout: Any = single_turn,
+    kind: type[ScriptedEngine] = ScriptedEngine,
+    **options: Any,
 ) -> tuple[list[Json], list[Json]]:
     """The bodies of the chats of one rollout against ``script``, and its samples."""
     buffer.plan |= {"group_size": 1}
-    async with ScriptedEngine(script) as engine, asyncio.timeout(30):
+    async with kind(script) as engine, asyncio.timeout(30):
         generator = BaseGenerator(engine.url, buffer.url, **{"max_tokens": 64, **options})
         await generator.run_async(write_rows({"instance_id": "a", "prompt": "a"}), rollout, reward)
     return [call.body for call in engine.calls], buffer.samples

@@ -7,10 +7,11 @@ import pytest
 from forebay.core.errors import InvalidInput
 from forebay.generators.agents.verifier import Verifier
 from forebay.generators.failures import JudgeFailed
+from forebay.generators.rewards import Reward, checked
 from forebay.generators.sandbox import Limits, Sandbox
 
 
-async def reward(command: str, **how: Any) -> float:
+async def reward(command: str, **how: Any) -> Reward:
     async with Sandbox() as sandbox:
         return await Verifier(command, **how).reward(sandbox, {"label": 7})
 
@@ -25,7 +26,13 @@ async def reward(command: str, **how: Any) -> float:
     ],
 )
 async def test_the_last_line_tells_the_reward(command, told) -> None:
-    assert await reward(command) == told
+    assert checked(await reward(command)).reward == told
+
+
+async def test_other_numbers_of_the_last_line_are_parts_of_the_reward() -> None:
+    told = """{"tests": 0.5, "reward": 0.7, "built": true, "tests passed": 3, "why": "one failed"}"""
+    outcome = checked(await reward(f"echo '{told}'"))
+    assert (outcome.reward, outcome.parts) == (0.7, {"tests": 0.5, "built": 1.0})
 
 
 @pytest.mark.parametrize(

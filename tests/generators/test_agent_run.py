@@ -46,26 +46,6 @@ async def ran(agent: Agent, sandbox: Sandbox, limits: Limits = LIMITS, hold: Ste
     return (await run_agent(agent, task_in(sandbox.folder), sandbox, limits, hold or StepBarrier())).output
 
 
-async def test_a_function_is_given_its_task(sandbox: Sandbox) -> None:
-    async def agent(task: AgentTask) -> list[object]:
-        return [task.question, task.row["level"], task.model]
-
-    assert await ran(agent, sandbox) == ["2+2?", 3, "tiny"]
-
-
-async def test_a_blocking_function_leaves_the_loop_alone(sandbox: Sandbox) -> None:
-    go = threading.Event()
-
-    def agent(task: AgentTask) -> str:
-        assert go.wait(30)
-        return threading.current_thread().name
-
-    running = asyncio.create_task(ran(agent, sandbox))
-    await asyncio.sleep(0)
-    go.set()
-    assert await running == "rollout"
-
-
 async def test_a_program_is_given_its_task(sandbox: Sandbox) -> None:
     told = await ran('env; cat "$FOREBAY_INSTANCE" > copy.json; pwd', sandbox)
     lines = set(told.splitlines())

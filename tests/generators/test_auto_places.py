@@ -10,7 +10,7 @@ from forebay.core.scheduling.engine_loads import EngineLoads
 from forebay.engines.abc import EngineLoad
 from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.generators.base import BaseGenerator, single_turn
-from forebay.generators.job.concurrency_limits import ConcurrencyLimit, adjust_places
+from forebay.generators.job.concurrency_limits import YIELD, ConcurrencyLimit, adjust_places
 from tests.generators.bench_kit import reward
 
 LIMIT_S = 120.0
@@ -35,6 +35,14 @@ def test_an_engine_keeps_a_place() -> None:
     places = ConcurrencyLimit(1)
     places.note(EngineLoad(waiting=5), 0, is_full=True)
     assert places.num_places == 1
+
+
+def test_spare_places_are_left_to_others_at_once() -> None:
+    places = ConcurrencyLimit(16, YIELD)
+    places.note(EngineLoad(running=16, waiting=1), 16, is_full=True)
+    assert places.num_places == 1
+    places.note(EngineLoad(running=5), 1, is_full=True)
+    assert places.num_places == 2
 
 
 @pytest.mark.usefixtures("with_and_without_workers")

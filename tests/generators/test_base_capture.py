@@ -4,8 +4,10 @@ import asyncio
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from forebay.core.parts import Rows
 from forebay.engines.capture.checking import check
 from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from forebay.engines.scripted.tokens import TURN_END, decode, encode, encode_chat
@@ -249,6 +251,30 @@ async def test_new_weights_in_the_middle_are_told_by_span(buffer, write_rows) ->
     assert (first["weight_version"], second["weight_version"]) == (7, 8)
     assert first["mixed_kv"]
     assert second["mixed_kv"]
+
+
+def own_rows(num_rows: int) -> Any:
+    return lambda sample: {"mine": Rows(np.arange(num_rows), [(0, len(sample["tokens"]) - 1)])}
+
+
+@pytest.mark.parametrize("made", [lambda _: None, lambda _: ["mine"], lambda _: {"mine": np.zeros(3)}, own_rows(1)])
+async def test_a_sample_is_sent_without_arrays_of_its_author_that_the_server_would_refuse(
+    buffer: Any, write_rows: Any, made: Any
+) -> None:
+    async def sample_arrays(sample: Any) -> Any:
+        return made(sample)
+
+    (sample,) = await rolled_out(buffer, write_rows, lambda _: "an answer", plain, sample_arrays=sample_arrays)
+    assert not sample.get("arrays")
+
+
+async def test_a_generator_adds_arrays_of_its_own(buffer: Any, write_rows: Any) -> None:
+    async def sample_arrays(sample: Any) -> Any:
+        return own_rows(len(sample["tokens"]) - 1)(sample)
+
+    (sample,) = await rolled_out(buffer, write_rows, lambda _: "an answer", plain, sample_arrays=sample_arrays)
+    num_tokens = len(sample["tokens"])
+    assert sample["arrays"]["mine"] == {"dtype": "I64", "shape": [], "rows": [[0, 0, 0, num_tokens - 1]]}
 
 
 async def test_capture_can_be_switched_off(buffer, write_rows) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -90,6 +91,32 @@ async def test_only_finite_numbers_are_rewards(functions) -> None:
     outcomes = await ask(functions.say, *({"x": value} for value in values))
     assert [outcome.kind for outcome in outcomes[:6]] == ["invalid_reward"] * 6
     assert [outcome.reward for outcome in outcomes[6:]] == [1.0, 3.0]
+
+
+async def test_a_mapping_has_the_total_and_named_parts(functions) -> None:
+    given = {"reward": 0.7, "exact": True, "format": 0.4}
+    (outcome,) = await ask(functions.say, {"x": given})
+    assert (outcome.reward, outcome.parts) == (0.7, {"exact": 1.0, "format": 0.4})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"exact": 1.0, "score": 0.5}, "as 'reward' .*'exact', 'score'"),
+        ({"reward": None, "exact": 1.0}, "finite number .*None"),
+        ({"reward": float("inf"), "exact": 1.0}, "finite number .*inf"),
+        ({"reward": 1.0, "exact": float("nan")}, "part 'exact' .*nan"),
+        ({"reward": 1.0, "exact": "yes"}, "part 'exact' .*'yes'"),
+        ({"reward": 1.0, "a b": 1.0}, "name .*'a b'"),
+        ({"reward": 1.0, "": 1.0}, "name .*''"),
+        ({"reward": 1.0, 7: 1.0}, "name .*7"),
+        ({"reward": 1.0, **{f"test_{n}": 1.0 for n in range(65)}}, "at most 64 parts .*65"),
+    ],
+)
+async def test_a_mapping_that_is_no_reward_is_told_and_is_never_0(functions, given, told) -> None:
+    (outcome,) = await ask(functions.say, {"x": given})
+    assert (outcome.reward, outcome.kind, outcome.parts) == (None, "invalid_reward", {})
+    assert re.search(told, outcome.message)
 
 
 def test_a_function_that_cannot_be_sent_to_a_process_is_told_with_the_remedy() -> None:

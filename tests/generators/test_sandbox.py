@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -64,6 +65,14 @@ async def test_commands_share_a_folder_which_is_removed() -> None:
         await sandbox.run("mkdir -p a/b; echo 1 > a/b/file; chmod -R a-w a")
         assert (await sandbox.run("cat a/b/file")).stdout == "1\n"
     assert not sandbox.folder.exists()
+
+
+async def test_a_folder_that_is_gone_changes_nothing_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tmp_path.chmod(0o755)
+    async with Sandbox() as sandbox:
+        sandbox.folder.rmdir()
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
 async def test_nothing_outlives_a_command_that_ended() -> None:

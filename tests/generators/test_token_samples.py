@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from forebay.client import Rows
 from forebay.client.sample_writer.writer import AsyncWriter
 from forebay.core.binary_sample import SAMPLES_TYPE
 from forebay.generators.buffer_link.abc import Link
@@ -41,6 +43,14 @@ async def test_slimes_own_buffer_gets_lists(buffer: FakeBuffer) -> None:
     samples = [make_sample(**TOKENS), make_sample()]
     await deliver(SlimeLink(buffer.root_url), *samples)
     assert buffer.samples == samples
+
+
+async def test_slimes_own_buffer_gets_images_in_the_messages_and_no_arrays(buffer: FakeBuffer) -> None:
+    url = "data:image/png;base64," + "iVBORw0K" * 1_000
+    shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    sample = make_sample(**TOKENS, messages=shown)
+    await deliver(SlimeLink(buffer.root_url), sample | {"arrays": {"ids": Rows(np.zeros((3, 2), "u1"), [(0, 3)])}})
+    assert buffer.samples == [sample]
 
 
 @pytest.mark.parametrize("name", ["loss_mask", "logprobs"])

@@ -1,5 +1,6 @@
 """Rollouts of two calls: between them their engine goes away. Each does what the payload's ``do`` says."""
 
+import asyncio
 import sys
 
 from openai import APIError, AsyncOpenAI
@@ -24,6 +25,16 @@ async def twice(client, messages, params):
     return await single_turn(client, [*messages, {"role": "user", "content": "more"}], params)
 
 
+async def time_out(client, messages, params):
+    """Answers with what it has when its second call takes too long."""
+    messages, _ = await single_turn(client, messages, params)
+    try:
+        async with asyncio.timeout(2):
+            return await single_turn(client, [*messages, {"role": "user", "content": "more"}], params)
+    except TimeoutError:
+        return [*messages, {"role": "assistant", "content": "no idea"}], "stop"
+
+
 def swallow(client, messages, params):
     """A function in a thread, which hides whatever goes wrong."""
     for _ in range(2):
@@ -35,8 +46,9 @@ def swallow(client, messages, params):
 
 
 async def ask_twice(client):
-    for _ in range(2):
-        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
+    """The engine answers the first call, however long that takes."""
+    for patient in (client.with_options(timeout=60), client):
+        await patient.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
 
 
 async def wait(task):
@@ -51,8 +63,8 @@ async def give_up(task):
 
 
 async def answer_at_once(task):
-    """Answers with what it has when a call fails."""
-    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, timeout=0.5, max_retries=0) as client:
+    """Answers with what it has when a call fails. Its client waits long enough to find the engine gone."""
+    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, timeout=2, max_retries=0) as client:
         try:
             await ask_twice(client)
         except APIError:
@@ -64,7 +76,7 @@ async def reward_func(item):
 
 
 def run_rollout(data):
-    if data["do"] in ("twice", "swallow"):
+    if data["do"] in ("twice", "time_out", "swallow"):
         BaseGenerator.from_payload(data).entry(data["input_file"], globals()[data["do"]], reward_func)
         return
     agent = [sys.executable, "-c", PROGRAM] if data["do"] == "command" else globals()[data["do"]]
