@@ -11,6 +11,8 @@ that names the recorded sample, and counts the tokens that a replay need not gen
 stores the calls of an engine. ``call_request`` decides which requests are equal, which rollout each belongs to, and
 which requests ask for facts about the engine.
 
+``exporters`` writes the rollouts of a recording for other tools: ATIF, Parquet, JSON Lines.
+
 ``skip`` is for the functions of any trainer: on chosen steps, the result of an earlier run is loaded instead of calling
 the function. ``substitutes`` has the rule of ``repeat``: which step, or epoch, replaces a missing one. ``group_frames``
 is what a run process receives about a recorded group. ``differences`` describes where two JSON values first differ.
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineRecorder", "RecordedEngine", "Recording"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "EngineRecorder": "forebay.replay.engine.engine_recorder",

@@ -15,7 +15,7 @@ from forebay.core.errors import InvalidInput
 from forebay.engines.abc import MARK
 from forebay.engines.capture.request_fields import without_asking
 
-NOT_COUNTED = frozenset({"rid", "extra_key", "user"})
+NOT_COUNTED = frozenset({"rid", "request_id", "extra_key", "cache_salt", "user"})
 """Fields that name one call, one run's cache, or the caller."""
 REPEATABLE = frozenset(
     {

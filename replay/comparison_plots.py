@@ -1,10 +1,8 @@
 """A comparison as a picture: verdicts, rewards and advantages, as recorded and as changed."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay.core.errors import MissingExtra
 from forebay.replay.comparison import Comparison, Move
 
 if TYPE_CHECKING:
@@ -14,12 +12,6 @@ SIZE_INCHES = (13.0, 4.2)
 NUM_BINS = 40
 NAMES = ("as recorded", "as changed")
 COLOURS = ("tab:blue", "tab:orange")
-
-
-def require_matplotlib() -> None:
-    """Raise ``MissingExtra`` if matplotlib is not installed. Does not import it."""
-    if find_spec("matplotlib") is None:
-        raise MissingExtra("matplotlib", "sim")
 
 
 def draw(comparison: Comparison, path: Path) -> None:

@@ -9,6 +9,7 @@ from forebay.core.errors import InvalidInput
 from forebay.core.fields import read_flag
 from forebay.core.records.recording_rows import RecordedRun
 from forebay.core.run import RunSettings
+from forebay.core.starts.run_start import OF_ONE_START
 from forebay.replay.recording_secrets import cleaned
 
 Payload = Mapping[str, Any]
@@ -26,15 +27,13 @@ ALIASES = {
     "input_sha256": ROWS,
     **{name: f"{SAMPLING}.{name}" for name in LIMITS},
 }
-OF_ONE_START = frozenset(
-    {"name", "run_id", "start_id", "skip_instance_ids", "remote_buffer_url", "replay", "keep_bodies"}
-)
-"""Fields of one start, which no replay inherits."""
-OF_A_PROCESS = frozenset({"oversampling", "scheduler", "workers", "backend"})
+NOT_INHERITED = OF_ONE_START | {"keep_bodies"}
+"""Fields that no replay inherits."""
+OF_A_PROCESS = frozenset({"oversampling", "scheduler", "workers", "backend", "arrays"})
 """Fields that have no meaning for a run without a process."""
 NOT_NEEDED = OF_A_PROCESS | {"input_file", "remote_engine_url", "num_process"}
 """Fields that a run without a process does not inherit."""
-NOT_ASKED = OF_ONE_START | {
+NOT_ASKED = NOT_INHERITED | {
     *("run_key", "api_key", "num_epoch", "tokenizer_path", "remote_engine_url", "num_process", "queue_size"),
     *("shuffle_seed", "num_reward_workers", "max_attempts", "retry_budgets", "reward_timeout_s", *MUST_AGREE, *ALIASES),
 }

@@ -11,6 +11,8 @@ from forebay.core.records.rows import ColumnsRow, GroupRow, SampleRow
 from forebay.core.sample import MAX_EPOCH, MAX_SLOT, Incoming, read_any_sample, read_sample
 
 MAX_DEPTH = 200
+_RECORDED = [name for name in Incoming.__struct_fields__ if name not in ("num_tokens", "side", "parts")]
+"""Fields of a write that its recorded columns determine."""
 
 
 def incoming(sample: SampleRow, body: bytes) -> Incoming:
@@ -30,6 +32,8 @@ def incoming(sample: SampleRow, body: bytes) -> Incoming:
         sample.fork,
         RolloutOutcome(sample.rollout_outcome) if sample.rollout_outcome else ended,
         sample.is_foreign,
+        num_tokens=sample.num_tokens,
+        reward_parts=sample.reward_parts,
     )
 
 
@@ -72,6 +76,6 @@ def check_sample(sample: SampleRow, body: bytes) -> None:
             found.uid = recorded.uid
     if found.slot is None:
         found.slot = recorded.slot
-    wrong = [name for name in Incoming.__struct_fields__ if getattr(found, name) != getattr(recorded, name)]
+    wrong = [name for name in _RECORDED if getattr(found, name) != getattr(recorded, name)]
     if wrong:
         raise ValueError(f"its body does not match its recorded {', '.join(wrong)}")

@@ -11,7 +11,7 @@ from forebay.core.binary_sample import as_json, is_binary
 from forebay.core.group import SLIME_REWARD_RANGE
 from forebay.core.records.recording_rows import LeftOutGroup, RecordedRun
 from forebay.core.records.rows import GroupRow, StoredSample
-from forebay.replay.conditions import NOT_NEEDED, OF_ONE_START
+from forebay.replay.conditions import NOT_INHERITED, NOT_NEEDED
 from forebay.replay.differences import Difference, first_difference
 from forebay.replay.recording import Recording
 from forebay.replay.replayed_bodies import strip
@@ -22,7 +22,7 @@ KINDS = ("code", "settings", *COUNTED, "bodies")
 _JUDGED_VALID = frozenset({"ready", "leased", "acked"})
 """States that differ only by how far a trainer has read."""
 _RUN_FIELDS = ("task_type", "input_sha256", "generator_hooks", "generator_contract")
-_NEED_NOT_SHARE = OF_ONE_START | NOT_NEEDED | {"engine_url", "num_reward_workers", "queue_size"}
+_NEED_NOT_SHARE = NOT_INHERITED | NOT_NEEDED | {"engine_url", "num_reward_workers", "queue_size"}
 """Payload fields in which a replay may differ: names, addresses, and how its processes work."""
 _VERDICT_FIELDS = ("state", "reason", "is_salvaged")
 """Compared only if neither group is open."""

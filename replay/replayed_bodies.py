@@ -6,6 +6,9 @@ Also counts the tokens that an engine sampled, which a replay need not generate 
 import msgspec
 
 from forebay.core.binary_sample import Field, is_binary, unpack, value_of
+from forebay.core.errors import InvalidInput
+from forebay.core.parts import read_fields
+from forebay.core.records.reward_place import find_field
 
 _OPENING = b',"replayed_from":{"run_id":'
 _WINDOW = 16 << 10
@@ -29,6 +32,11 @@ class _Tail(msgspec.Struct, forbid_unknown_fields=True):
     replayed_from: ReplayedFrom
 
 
+class _Side(msgspec.Struct):
+    parts: Field = msgspec.UNSET
+    arrays: Field = msgspec.UNSET
+
+
 class _Counted(msgspec.Struct):
     loss_mask: Field = msgspec.UNSET
     response_length: Field = msgspec.UNSET
@@ -37,6 +45,7 @@ class _Counted(msgspec.Struct):
 _encode = msgspec.json.Encoder().encode
 _decode_tail = msgspec.json.Decoder(_Tail).decode
 _decode_counted = msgspec.json.Decoder(_Counted).decode
+_decode_side = msgspec.json.Decoder(_Side).decode
 _decode_mask = msgspec.json.Decoder(list[float]).decode
 
 
@@ -45,10 +54,28 @@ def splice(body: bytes, run_id: str, uid: str, *, substitute: bool = False) -> b
 
     Everything before the field keeps its position, so the span of a reward stays valid.
     """
-    plain = strip(body)
+    plain = _without_arrays(strip(body))
     end = plain.rfind(b"}")
     field = _encode(ReplayedFrom(run_id, uid, substitute))
     return b'%b,"replayed_from":%b%b' % (plain[:end], field, plain[end:])
+
+
+def _without_arrays(body: bytes) -> bytes:
+    """``body`` with null for its parts and arrays, which a replay does not have; everything keeps its position."""
+    if not (b'"parts"' in body or b'"arrays"' in body):
+        return body
+    text = bytes(unpack(body).json) if is_binary(body) else body
+    head = body[: len(body) - len(text)]
+    try:
+        side = _decode_side(text)
+        read_fields(side.parts, side.arrays)
+    except InvalidInput:  # another writer's fields of these names
+        return body
+    spans = [find_field(text, raw) for raw in (side.parts, side.arrays) if isinstance(raw, msgspec.Raw)]
+    for start, end in filter(None, spans):
+        if end - start >= len(b"null"):  # a shorter one is empty
+            text = text[:start] + b"null".ljust(end - start) + text[end:]
+    return head + text
 
 
 def strip(body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Maps steps to batches and groups, and finds the steps whose bodies all still exist."""
+"""Finds groups by steps and by names, and the steps whose bodies all still exist."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -31,6 +31,20 @@ def chosen_groups(
     return [known[key] for key in wanted if key in known]
 
 
+def named_groups(groups: Sequence[GroupRow], names: Sequence[str]) -> list[GroupRow]:
+    """The groups with these ids, beginnings of ids, or instance ids; without names, all. Raises ``NotRecorded``."""
+    found: dict[str, GroupRow] = {}
+    for name in names:
+        # An instance may be called like the beginning of another group's id.
+        of_name = [group for group in groups if name in (group.group_id, str(group.instance_id))]
+        of_name = of_name or [group for group in groups if name and group.group_id.startswith(name)]
+        if not of_name:
+            hint = "name a group by its id, its beginning, or its instance; `forebay show RUN` lists them"
+            raise NotRecorded(f"there is no group {name!r:.100}", hint=hint, field="groups")
+        found |= {group.group_id: group for group in of_name}
+    return [group for group in groups if group.group_id in found] if names else list(groups)
+
+
 def chosen_batches(batches: Sequence[BatchRow], steps: Sequence[tuple[int, int]]) -> list[BatchRow]:
     """The batches of these steps, by number.
 
@@ -38,7 +52,7 @@ def chosen_batches(batches: Sequence[BatchRow], steps: Sequence[tuple[int, int]]
     batch's own number: for all batches, the first of these that any batch has. Released, expired and revoked batches
     count only if the step has no others. Raises ``NotRecorded`` unless both ends of each range were recorded.
     """
-    by_step = _by_step(batches)
+    by_step = batches_by_step(batches)
     missing = sorted({end for ends in steps for end in ends} - by_step.keys())
     if missing:
         there = f"recorded steps: {ranges_text(by_step)}" if by_step else "no batch was ever delivered"
@@ -63,7 +77,8 @@ async def check_bodies(source: Source, chosen: Sequence[GroupRow]) -> None:
         return
     groups, batches = await source.groups(), await source.batches()
     gone.update(await _without_bodies(source, groups))
-    left = [step for step, held in _by_step(batches).items() if not any(gone.intersection(b.group_ids) for b in held)]
+    by_step = batches_by_step(batches)
+    left = [step for step, held in by_step.items() if not any(gone.intersection(b.group_ids) for b in held)]
     hint = f"these steps are still complete: {ranges_text(left)}" if left else "no step is still complete"
     raise BodiesGone([group.group_id for group in chosen if group.group_id in gone], hint=hint)
 
@@ -80,7 +95,8 @@ async def weight_versions(source: Source, groups: Sequence[GroupRow]) -> tuple[i
     return (min(named), max(named)) if named else None
 
 
-def _by_step(batches: Sequence[BatchRow]) -> dict[int, list[BatchRow]]:
+def batches_by_step(batches: Sequence[BatchRow]) -> dict[int, list[BatchRow]]:
+    """The batches of each step, as ``chosen_batches`` counts steps."""
     ways: list[_Number] = [lambda batch: batch.step, lambda batch: batch.checkpoint_step, lambda batch: batch.number]
     number = next((way for way in ways if any(way(batch) is not None for batch in batches)), ways[0])
     found: dict[int, list[BatchRow]] = {}

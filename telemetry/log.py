@@ -1,11 +1,17 @@
 """How the server and the run processes write their log."""
 
+import json
 import logging
+import re
 import threading
+from datetime import UTC, datetime
+from typing import Literal
 
 from forebay.telemetry.visible_text import visible
 
 EVERY_S = 10.0
+LogFormat = Literal["text", "json"]
+_RUN_ID = re.compile(r"\brun-[0-9a-f]{12}\b")
 
 
 class EntryFormatter(logging.Formatter):
@@ -13,6 +19,28 @@ class EntryFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record)).replace("\n", "\n    ")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per entry, in ASCII, for a collector of logs.
+
+    It has ``time``, ``level``, ``logger`` and ``message``, ``run_id`` if the message names a run, and an exception's
+    traceback as ``error``.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": message,
+        }
+        if run := _RUN_ID.search(message):
+            entry["run_id"] = run.group()
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
 
 
 class RepeatedLines(logging.Filter):
@@ -51,10 +79,11 @@ class RepeatedLines(logging.Filter):
             logging.getLogger(first.name).callHandlers(line)
 
 
-def set_up_logging(level: str) -> None:
+def set_up_logging(level: str, log_format: LogFormat = "text") -> None:
     """Log to standard error, one line per event, with time and level."""
     handler = logging.StreamHandler()
-    handler.setFormatter(EntryFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    text = EntryFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Each of these logs every request: thousands a second at level info.
     for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "openai"):

@@ -11,3 +11,7 @@ same form. ``serving`` binds ports and serves an application from a running even
 This package does not depend on runs or samples. The hot paths through ``bodies`` and ``replies`` use no framework,
 which would take longer than a 4 KB write itself.
 """
+
+from forebay.core.lazy_names import require_extra
+
+require_extra("server", "starlette")

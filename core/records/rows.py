@@ -6,11 +6,16 @@ import msgspec
 
 from forebay.core.group import BatchState, GroupState
 from forebay.core.ids import InstanceId
-from forebay.core.reward_place import Span
+from forebay.core.records.reward_place import Span
 
-Outcome = Literal["member", "late", "surplus"]
-"""Outcome of a sample: in a group; after its group had closed; beyond its group's size."""
+Outcome = Literal["member", "late", "surplus", "part", "note"]
+"""Outcome of a sample: in a group; after its group had closed; beyond its group's size. Two more mark rows that are no
+samples, in the group of their samples: ``part``, whose uid is a NUL and its digest, and ``note`` (``notes.py``)."""
 
+PART_PREFIX = "\0"
+"""Begins the uid of a part or a note; samples may not have it."""
+NOTE_PREFIX = f"{PART_PREFIX}note/"
+"""Begins the uid of a note."""
 
 REMOVED = "removed"
 """State of a removed run. The row stays, because older records of the run may still be in the log."""
@@ -88,6 +93,8 @@ class GroupRow(msgspec.Struct, tag="group", kw_only=True):
     may_be_known: bool = False
     """Whether a revoked reply listed it that the trainer may still have received."""
     batch_id: str = ""
+    weight_version: int | None = None
+    """Version announced by the trainer when the group was last leased, or discarded; None if none."""
 
 
 class BatchRow(msgspec.Struct, tag="batch", kw_only=True):
@@ -174,11 +181,41 @@ class SampleRow(_SampleFields, tag="sample", kw_only=True, frozen=True, gc=False
     group_id: str
     """The group it belongs to; for a late or surplus sample, the group that it missed."""
     epoch: int
+    num_tokens: int = 0
+    """Number of tokens of a binary sample; 0 for JSON."""
+    reward_parts: dict[str, float] | None = None
+    """Named parts of the reward; None without any."""
 
     @property
     def reward_span(self) -> Span | None:
         """Where the reward's number is in the body; None if ambiguous."""
         return (self.reward_start, self.reward_end) if self.reward_end else None
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether it is a sample, and neither a part nor a note."""
+        return not self.uid.startswith(PART_PREFIX)
+
+    @property
+    def is_rewarded(self) -> bool:
+        """Whether it is the main sample of a slot of its group, and has a reward."""
+        return self.outcome == "member" and not self.fork and self.reward is not None
+
+    @property
+    def digest(self) -> str:
+        """The digest of a part; "" for a sample."""
+        return self.uid[len(PART_PREFIX) :] if self.outcome == "part" else ""
+
+
+def part_row(sample: SampleRow, digest: str) -> SampleRow:
+    """The row of a part that a sample or a note names."""
+    return beside(sample, PART_PREFIX + digest, "part", sample.at_s, sample.received_at_s)
+
+
+def beside(sample: SampleRow, uid: str, outcome: Outcome, at_s: float, received_at_s: float) -> SampleRow:
+    """A row in the group of ``sample`` that is no sample itself."""
+    own = {"uid": uid, "slot": -1, "outcome": outcome, "reward": None, "at_s": at_s, "received_at_s": received_at_s}
+    return SampleRow(**(_group_of(sample) | own))
 
 
 class SampleColumns(_SampleFields, array_like=True, kw_only=True, frozen=True, gc=False):
@@ -186,6 +223,9 @@ class SampleColumns(_SampleFields, array_like=True, kw_only=True, frozen=True, g
 
     offset: int
     length: int
+    # Last, because older journals lack them.
+    num_tokens: int = 0
+    reward_parts: dict[str, float] | None = None
 
 
 class ColumnsRow(msgspec.Struct, tag="columns", kw_only=True, frozen=True):
@@ -232,16 +272,25 @@ class FoundGroup(msgspec.Struct, frozen=True):
 
 def to_columns(sample: StoredSample) -> SampleColumns:
     """Make the entry for ``sample`` in a ``ColumnsRow``."""
-    return SampleColumns(**_fields(sample.row), offset=sample.location.offset, length=sample.location.length)
+    at, row = sample.location, sample.row
+    own: dict[str, Any] = {"num_tokens": row.num_tokens, "reward_parts": row.reward_parts}
+    return SampleColumns(**_fields(row), offset=at.offset, length=at.length, **own)
 
 
 def from_columns(columns: ColumnsRow) -> list[StoredSample]:
     """Restore the row's samples with the locations, current or former, of their bodies."""
-    group = {name: getattr(columns, name) for name in ("run_id", "group_id", "instance_id", "epoch")}
+    group = _group_of(columns)
     return [
-        StoredSample(SampleRow(**group, **_fields(each)), Location(columns.segment, each.offset, each.length))
+        StoredSample(
+            SampleRow(**group, **_fields(each), num_tokens=each.num_tokens, reward_parts=each.reward_parts),
+            Location(columns.segment, each.offset, each.length),
+        )
         for each in columns.samples
     ]
+
+
+def _group_of(row: SampleRow | ColumnsRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("run_id", "group_id", "instance_id", "epoch")}
 
 
 def _fields(sample: _SampleFields) -> dict[str, Any]:

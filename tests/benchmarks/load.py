@@ -13,14 +13,18 @@ class Sent:
 
     wall_s: float
     num_requests: int
+    took_s: list[float]
+    """How long each request took to the last byte of its reply, in the order of replies."""
 
 
 class _Connection(asyncio.Protocol):
     """Sends the next request as soon as the reply to the last has come."""
 
-    def __init__(self, requests: Iterator[bytes], done: "asyncio.Future[None]") -> None:
+    def __init__(self, requests: Iterator[bytes], done: "asyncio.Future[None]", took_s: list[float]) -> None:
         self._requests = requests
         self._done = done
+        self._took_s = took_s
+        self._began_s = 0.0
         self._head = b""
         self._left = -1
 
@@ -36,6 +40,7 @@ class _Connection(asyncio.Protocol):
             if not self._done.done():
                 self._done.set_result(None)
             return
+        self._began_s = time.perf_counter()
         self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -51,6 +56,7 @@ class _Connection(asyncio.Protocol):
             self._left -= len(data)
         if self._left == 0:
             self._left = -1
+            self._took_s.append(time.perf_counter() - self._began_s)
             self._next()
 
     def _check(self, head: bytes, body: bytes) -> None:
@@ -69,10 +75,11 @@ def _content_length(head: bytes) -> int:
     raise AssertionError(f"no content-length in {head!r}")
 
 
-def post(path: str, body: bytes) -> bytes:
+def post(path: str, body: bytes, kind: bytes = b"application/json") -> bytes:
     """An encoded POST request."""
-    return b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
+    return b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s" % (
         path.encode(),
+        kind,
         len(body),
         body,
     )
@@ -85,10 +92,10 @@ def send(url: str, make: Callable[[int], bytes], num_requests: int, concurrency:
 
 async def _send(url: str, make: Callable[[int], bytes], num_requests: int, concurrency: int) -> Sent:
     parts, loop = urlsplit(url), asyncio.get_running_loop()
-    requests = (make(i) for i in range(num_requests))
+    requests, took_s = (make(i) for i in range(num_requests)), list[float]()
     began_s = time.perf_counter()
     finished = [loop.create_future() for _ in range(concurrency)]
     for done in finished:
-        await loop.create_connection(lambda done=done: _Connection(requests, done), parts.hostname, parts.port)
+        await loop.create_connection(lambda done=done: _Connection(requests, done, took_s), parts.hostname, parts.port)
     await asyncio.gather(*finished)
-    return Sent(time.perf_counter() - began_s, num_requests)
+    return Sent(time.perf_counter() - began_s, num_requests, took_s)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.engines.capture.request_fields import asking
+from forebay.engines.capture.request_fields import WHOLE_NAMES, asking
 from forebay.engines.scripted import Reply, ScriptedEngine
 from forebay.replay import RecordedEngine
 from tests.benchmarks.load import post, send
@@ -39,7 +39,7 @@ async def main():
 
 asyncio.run(main())
 """
-CALL = post("/v1/chat/completions", json.dumps(asking(BODY, is_stream=False)).encode())
+CALL = post("/v1/chat/completions", json.dumps(asking(BODY, WHOLE_NAMES, is_stream=False)).encode())
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def test_opening_a_file_takes_time_in_proportion_to_its_calls(tmp_path: Path) ->
 
 def numbered_call(number: int) -> bytes:
     body = {**BODY, "messages": [{"role": "user", "content": f"question {number}"}]}
-    return post("/v1/chat/completions", json.dumps(asking(body, is_stream=False)).encode())
+    return post("/v1/chat/completions", json.dumps(asking(body, WHOLE_NAMES, is_stream=False)).encode())
 
 
 async def opening_s(file: Path) -> float:

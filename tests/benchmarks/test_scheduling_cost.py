@@ -8,8 +8,15 @@ from dataclasses import replace
 import pytest
 
 from forebay.core.scheduling.engine_loads import EngineLoads
-from forebay.core.scheduling.policies import make_policy
-from forebay.core.scheduling.policy import PastRollout, Policy, PolicyInputs, RolloutEnd, RolloutKey, WaitingGroup
+from forebay.core.scheduling.policy import (
+    PastRollout,
+    Policy,
+    PolicyInputs,
+    RolloutEnd,
+    RolloutKey,
+    WaitingGroup,
+    make_policy,
+)
 from forebay.core.scheduling.scheduler import Scheduler
 from tests.benchmarks.machines import show
 

@@ -14,23 +14,13 @@ from tests.benchmarks.machines import show
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
 from tests.kit import poll_until, write_generator
+from tests.simulator.recorded_kit import STEPS
 
 __all__ = ["forebay"]
 
 pytestmark = pytest.mark.bench
 
 MOST_ERROR, MOST_OFF_SPEED, LEAST_GAIN = 0.05, 0.2, 1.1
-CODE = """
-from forebay.generators.base import BaseGenerator, single_turn
-TASK_TYPE = "steps"
-def reward(item):
-    return 1.0
-def run_rollout(data):
-    async def rollout(client, messages, params):
-        messages = [{"role": "user", "content": f"{messages[-1]['content']} {client.rollout.slot}"}]
-        return await single_turn(client, messages, params)
-    return BaseGenerator.from_payload(data).entry(data["input_file"], rollout, reward)
-"""
 
 
 class Stepping:
@@ -83,7 +73,7 @@ def length_of(prompt: str) -> int:
 
 
 def test_a_simulation_takes_as_long_as_the_run_did(forebay: Forebay, make_server: MakeServer, tmp_path: Path) -> None:
-    write_generator(tmp_path / "tasks", CODE, "steps_generator.py")
+    write_generator(tmp_path / "tasks", STEPS, "steps_generator.py")
     input_file = tmp_path / "rows.jsonl"
     input_file.write_text("".join(f"{json.dumps({'instance_id': f'i{n}', 'prompt': f'i{n}'})}\n" for n in range(32)))
     server = make_server(generators=tmp_path / "tasks")

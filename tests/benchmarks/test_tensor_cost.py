@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from forebay.client import BufferClient, SampleWriter
+from forebay.client import BufferClient
 from forebay.client.tensors import collate
 from forebay.core.safetensors_format import TENSORS_TYPE
 from tests.benchmarks.load import post
@@ -58,9 +58,7 @@ def samples(arrays: Json) -> Iterator[Json]:
 
 def ours(run: NativeRun) -> Took:
     began_s = time.perf_counter()
-    with SampleWriter(run.server.url, run.run_id) as writer:
-        for sample in samples(ARRAYS):
-            writer.write(sample)
+    run.send(samples(ARRAYS))
     written_s = time.perf_counter()
     with BufferClient(run.server.url, as_tensors=True) as client:
         client.attach(run.run_id)

@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from forebay.server.cli import demo
 from tests.cli.conftest import Forebay
 from tests.kit import poll_until
 
@@ -133,7 +132,7 @@ def test_it_wants_a_folder_of_its_own(forebay: Forebay, tmp_path: Path) -> None:
 def test_without_the_extra_it_says_how_to_install_it(
     forebay: Forebay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "find_spec", lambda package: None if package == "torch" else object())
+    monkeypatch.setattr("forebay.core.lazy_names.find_spec", lambda package: None if package == "torch" else object())
     refused = forebay("demo", "--data-dir", tmp_path / "demo")
     assert refused.code == 1
     assert "pip install 'forebay[local]'" in refused.err

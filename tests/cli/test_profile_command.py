@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from forebay.engines.scripted import ScriptedCall, ScriptedEngine
-from forebay.telemetry.render import page as page_module
 from tests.cli.conftest import Forebay
 from tests.kit import ServerProcess, poll_until
 from tests.telemetry.planted_log import clean_step, silence, write_log
@@ -157,7 +156,7 @@ def test_a_page_for_which_there_is_no_room_leaves_no_half_of_one(forebay: Foreba
 def test_without_the_extra_pictures_give_the_install_line(
     forebay: Forebay, log: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_module, "find_spec", lambda _: None)
+    monkeypatch.setattr("forebay.core.lazy_names.find_spec", lambda _: None)
     outcome = forebay("profile", log, "--format", "html")
     assert (outcome.code, outcome.out) == (1, "")
     assert "pip install 'forebay[report]'" in outcome.err

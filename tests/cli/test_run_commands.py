@@ -270,7 +270,7 @@ def test_what_is_wrong_is_told_in_a_line_with_a_hint(
     assert outcome.err.count("hint: ") == 1
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8889", "ftp://127.0.0.1", "http://"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8889", "ftp://h", "http://", "http://h:99999", "http://[::1", "http://h:x"])
 def test_an_address_that_is_none_is_wrong_usage(forebay: Forebay, url: str) -> None:
     assert forebay("status", "--url", url).code == 2
 
@@ -292,7 +292,7 @@ def test_the_token_opens_a_guarded_server(forebay: Forebay, make_server: MakeSer
 @pytest.mark.parametrize(
     ("rewards", "problem"),
     [
-        ((0.0, 1.0), "3 groups are waiting, but no trainer has read a batch of this run yet"),
+        ((0.0, 1.0), "3 groups ready, but no trainer has read a batch of this run yet"),
         ((1.0, 1.0), "all 3 finished groups were discarded, most as invalid: all rewards are equal"),
         ((None, None), "all 6 rollouts so far failed"),
     ],

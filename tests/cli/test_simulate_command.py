@@ -217,7 +217,7 @@ def test_without_the_extra_there_is_the_line_that_installs_it(
     import importlib.util
 
     found: Any = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else found(name))
+    monkeypatch.setattr("forebay.core.lazy_names.find_spec", lambda name: None if name == package else found(name))
     outcome = forebay("simulate", run)
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err == f"error: {package} is not installed\nhint: pip install 'forebay[sim]'\n"

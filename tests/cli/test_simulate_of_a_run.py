@@ -13,19 +13,8 @@ from forebay.workers.simulator.cost import EngineCost
 from tests.cli.conftest import Forebay
 from tests.conftest import MakeServer
 from tests.kit import Json, NativeRun, poll_until, write_generator
-from tests.simulator.recorded_kit import SMALL, recorded_run, small_scenario
+from tests.simulator.recorded_kit import SMALL, STEPS, recorded_run, small_scenario
 
-CODE = """
-from forebay.generators.base import BaseGenerator, single_turn
-TASK_TYPE = "steps"
-def reward(item):
-    return 1.0
-def run_rollout(data):
-    async def rollout(client, messages, params):
-        messages = [{"role": "user", "content": f"{messages[-1]['content']} {client.rollout.slot}"}]
-        return await single_turn(client, messages, params)
-    return BaseGenerator.from_payload(data).entry(data["input_file"], rollout, reward)
-"""
 LENGTHS = {f"i{instance} {slot}": 10 + 4 * instance + slot for instance in range(8) for slot in range(4)}
 """Tokens of the answer to each prompt, which names the rollout; one of them ends it."""
 
@@ -44,7 +33,7 @@ def simulated(forebay: Forebay, run: NativeRun, *options: object) -> Json:
 
 
 def test_what_a_run_process_records_is_simulated(forebay: Forebay, make_server: MakeServer, tmp_path: Path) -> None:
-    write_generator(tmp_path / "tasks", CODE, "steps_generator.py")
+    write_generator(tmp_path / "tasks", STEPS, "steps_generator.py")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f"{json.dumps({'instance_id': f'i{n}', 'prompt': f'i{n}'})}\n" for n in range(8)))
     server = make_server(generators=tmp_path / "tasks")

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,9 @@ import pytest
 from forebay.telemetry.tracing.records import Dropped
 from tests.cli.conftest import Forebay
 from tests.telemetry.log_kit import ZERO, make_log, rollout, write_log
-from tests.telemetry.otlp_receiver import Receiver
+from tests.telemetry.otlp_receiver import Receiver, receiver
+
+__all__ = ["receiver"]
 
 NOBODY = ("--url", "http://127.0.0.1:9")
 
@@ -18,15 +19,6 @@ NOBODY = ("--url", "http://127.0.0.1:9")
 @pytest.fixture(autouse=True)
 def _in_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    receiver = Receiver()
-    with receiver.listening():
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-        yield receiver
 
 
 def test_a_run_is_drawn_into_a_file_of_its_name(forebay: Forebay) -> None:
@@ -100,3 +92,10 @@ def test_a_collector_that_refuses_is_told(forebay: Forebay, receiver: Receiver) 
     assert done.code == 1
     assert "401" in done.err
     assert "OTEL_EXPORTER_OTLP_HEADERS" in done.err
+
+
+def test_texts_are_sent_of_runs_alone(forebay: Forebay) -> None:
+    make_log(Path("log"))
+    for flags in (["run-a", "--to", "perfetto"], ["log", "--to", "otlp"]):
+        refused = forebay("trace", "export", *flags, "--content", *NOBODY)
+        assert (refused.code, "--content needs a run" in refused.err) == (2, True)

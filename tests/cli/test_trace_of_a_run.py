@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,10 @@ from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine
 from tests.cli.conftest import Forebay
 from tests.conftest import MakeServer
 from tests.kit import NativeRun, ServerProcess, poll_until
-from tests.telemetry.otlp_receiver import Receiver, attributes
+from tests.telemetry.otlp_receiver import Receiver, attributes, receiver
 from tests.telemetry.test_perfetto_export import begun, check_pairs, processes
+
+__all__ = ["receiver"]
 
 CANARY = "canary-7f3a"
 
@@ -26,14 +27,6 @@ def _in_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def server(module_servers: MakeServer) -> ServerProcess:
     return module_servers()
-
-
-@pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    receiver = Receiver()
-    with receiver.listening():
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
-        yield receiver
 
 
 class Reckons:
@@ -66,6 +59,9 @@ def test_a_run_is_sent_from_its_server_to_a_collector_and_drawn(
     done = forebay("trace", "export", "exported", "--to", "otlp", "--url", server.url)
     assert done.code == 0, done.err
     check_spans(receiver, run.run_id, engine.url)
+    receiver.requests.clear()
+    assert forebay("trace", "export", "exported", "--to", "otlp", "--content", "--url", server.url).code == 0
+    check_content([attributes(each.attributes) for each in receiver.spans])
     drawn = forebay("trace", "export", "exported", "--to", "perfetto", "--url", server.url)
     assert drawn.out == f"{run.run_id}.perfetto.json\n", drawn.err
     text = Path(drawn.out.strip()).read_text()
@@ -98,6 +94,21 @@ def check_spans(receiver: Receiver, run_id: str, engine_url: str) -> None:
     assert call["rl.engine"] == engine_url
     assert call["gen_ai.usage.output_tokens"] > 0
     assert CANARY not in str(receiver.requests)
+
+
+def check_content(spans: list[dict[str, Any]]) -> None:
+    """The roots, and they alone, have the prompt, the call, its result and the answer."""
+    told = [span for span in spans if any(name.endswith(".messages") for name in span)]
+    assert [span["rl.slot"] for span in sorted(told, key=lambda span: span["rl.slot"])] == [0, 1]
+    prompt, *rest = json.loads(told[0]["gen_ai.input.messages"]) + json.loads(told[0]["gen_ai.output.messages"])
+    assert prompt["role"] == "user"
+    assert CANARY in prompt["parts"][0]["content"]
+    assert [(each["role"], each["parts"][0]["type"]) for each in rest] == [
+        ("assistant", "tool_call"),
+        ("tool", "tool_call_response"),
+        ("assistant", "text"),
+    ]
+    assert rest[0]["parts"][0]["name"] == "calculator"
 
 
 def check_drawing(events: list[dict[str, Any]], engine_url: str) -> None:

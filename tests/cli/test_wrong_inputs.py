@@ -77,11 +77,6 @@ def test_a_group_size_of_0_in_a_file_is_told_as_what_it_is(
     assert "group_size" in outcome.err
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1", "http://127.0.0.1:many"])
-def test_an_address_with_a_port_that_is_none_is_wrong_usage(forebay: Forebay, url: str) -> None:
-    assert forebay("status", "--url", url).code == 2
-
-
 @pytest.mark.parametrize("command", ["serve", "demo"])
 @pytest.mark.parametrize("below", ["", "inside"])
 def test_a_data_directory_that_is_a_file_is_told(forebay: Forebay, tmp_path: Path, command: str, below: str) -> None:

@@ -1,6 +1,8 @@
 """Runs of the base generator that are recorded, and then used by others: a real server around a scripted engine."""
 
+import asyncio
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forebay.engines.scripted import ScriptedCall, ScriptedEngine, ThreadedEngine
+from forebay.engines.scripted import Script, ScriptedCall, ScriptedEngine, ThreadedEngine
 from tests.kit import Json, NativeRun, ServerProcess, write_generator
 
 GROUP_SIZE = 4
+HELD_S = 120.0
+"""After it, a gate opens by itself, so that a test that fails ends."""
 SOURCE = '''
 """Rollouts fail where the engine says so. The reward is the number that the answer ends with, and `SHIFT`."""
 from forebay.generators.base import BaseGenerator, single_turn
@@ -65,6 +69,17 @@ class Answers:
         """What follows is another run."""
         self.asked.clear()
         self.by_row.clear()
+
+
+def held(answers: Answers) -> tuple[Script, threading.Event]:
+    """What an engine says, but not before the event is set."""
+    gate = threading.Event()
+
+    async def slow(call: ScriptedCall) -> str:
+        await asyncio.to_thread(gate.wait, HELD_S)
+        return answers(call)
+
+    return slow, gate
 
 
 def write_words(folder: Path, shift: float = 0.0, *, judges_all: bool = False) -> Path:

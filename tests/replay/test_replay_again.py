@@ -90,6 +90,37 @@ def test_recorded_rollouts_get_the_rewards_of_another_function(server, tasks, tm
         assert as_recorded(read[uid]) == {**as_recorded(row), "reward": as_recorded(row)["reward"] + 100}
 
 
+def test_rollouts_that_are_judged_again_have_the_new_parts_of_their_reward(server, tasks, tmp_path) -> None:
+    def write_judge(returned: str) -> None:
+        words = write_words(tasks)
+        words.write_text(words.read_text().replace("return float", f"reward = {returned}\n    return reward or float"))
+
+    def parts_of(run: NativeRun) -> dict[str, Json]:
+        """Those of each slot, which are also in its row."""
+        stored = {sample["uid"]: sample["reward_parts"] for sample in slots(run).values() if sample["reward_parts"]}
+        rows = rows_of(run, 3).values()
+        assert {row["uid"]: row["reward_parts"] for row in rows if "reward_parts" in row} == stored
+        return stored
+
+    write_judge('{"reward": float(answer[-2:]), "exact": True, "form": 0.25}')
+    recorded = record(server, tmp_path, Answers({"a": ["fine 1", "unjudged 2"]}))
+    parts = parts_of(recorded)
+    assert list(parts.values()) == [{"exact": 1.0, "form": 0.25}] * (3 * GROUP_SIZE - 1)
+    kept = server.start_run("words", GROUP_SIZE, replay={"source": recorded.run_id})
+    finished(kept)
+    assert parts_of(kept) == parts
+    again: Json = {"source": recorded.run_id, "rewards": "again"}
+    write_judge('{"reward": float(answer[-2:]), "length": float(answer[-2:])}')
+    run = server.start_run("words", GROUP_SIZE, replay=again)
+    assert finished(run)["reward_parts"].keys() == {"length"}
+    assert {uid: {"length": sample["reward"]} for sample in slots(run).values() if (uid := sample["uid"]) in parts} == (
+        parts_of(run)
+    )
+    write_judge("0")
+    run = server.start_run("words", GROUP_SIZE, replay=again)
+    assert finished(run)["reward_parts"] == parts_of(run) == {}
+
+
 def test_a_judge_that_fails_now_is_no_reward_of_zero(server, tasks, tmp_path) -> None:
     answers = Answers({"a": ["fine 1", "later 2", "fine 3", "fine 4"]})
     recorded = record(server, tmp_path, answers)

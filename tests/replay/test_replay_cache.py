@@ -1,8 +1,6 @@
 """Modes ``cache`` and ``repeat``: what another run has recorded is used, and only what is left is generated."""
 
-import asyncio
 import os
-import threading
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from forebay.core.ids import rollout_uid
-from forebay.engines.scripted import ScriptedCall
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
 from tests.e2e.reading import run_process_of
@@ -22,6 +19,7 @@ from tests.replay.modes_kit import (
     as_recorded,
     counts,
     finished,
+    held,
     rows_of,
     scripted,
     slots,
@@ -170,12 +168,7 @@ def test_a_process_that_is_killed_half_way_goes_on(server: ServerProcess, tmp_pa
         recorded = start(server, rows, engine.url)
         finished(recorded)
         answers.forget()
-    gate = threading.Event()
-
-    async def slow(call):
-        await asyncio.to_thread(gate.wait, 30)
-        return answers(call)
-
+    slow, gate = held(answers)
     with scripted(slow) as engine:
         run = start(server, rows, engine.url, replay={"source": recorded.run_id, "mode": "cache"})
         engine.wait_calls(4)
@@ -205,12 +198,7 @@ def test_a_recording_in_a_file_is_used_over_a_crash_of_the_server(
     file = tmp_path / "words.fbr"
     assert forebay("recording", "export", recorded.run_id, file).code == 0
     answers.forget()
-    gate = threading.Event()
-
-    async def slow(call: ScriptedCall) -> str:
-        await asyncio.to_thread(gate.wait, 30)
-        return answers(call)
-
+    slow, gate = held(answers)
     with scripted(slow) as engine:
         replay = {"source": str(file), "mode": "repeat"}
         run = start(server, rows, engine.url, replay=replay, num_epoch=2)
@@ -254,12 +242,7 @@ def test_a_recording_that_is_gone_by_now_fails_its_run(
         finished(recorded)
     assert forebay("recording", "export", recorded.run_id, file).code == 0
     answers.forget()
-    gate = threading.Event()
-
-    async def slow(call: ScriptedCall) -> str:
-        await asyncio.to_thread(gate.wait, 30)
-        return answers(call)
-
+    slow, gate = held(answers)
     with scripted(slow) as engine:
         run = start(server, rows, engine.url, replay={"source": str(file), "mode": "cache"})
         engine.wait_calls(1)

@@ -3,7 +3,6 @@ bad starts in test_bad_starts.py, hooks that misbehave in test_bad_hooks.py.
 """
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,6 @@ from tests.kit import (
 )
 
 GOOD = [0.0, 1.0, 0.0, 1.0]
-
-
-@pytest.fixture
-def run(server: ServerProcess) -> Iterator[NativeRun]:
-    run = server.start_run()
-    yield run
-    run.stop()
 
 
 def read_one(run: NativeRun, **query: Any) -> list[str]:
@@ -257,19 +249,6 @@ def test_a_malformed_read_is_422(server: ServerProcess, run: NativeRun, path: st
 
 
 # --- the disk
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 16 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
 
 
 def fill(disk: Path) -> Path:

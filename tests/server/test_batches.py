@@ -3,7 +3,6 @@
 import json
 import socket
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,13 +14,7 @@ from tests.kit import TIME_LIMIT_S, Json, NativeRun, ServerProcess, assert_error
 GOOD = [0.0, 1.0]
 NUM_GROUPS = 5_000
 NUM_READERS = 8
-
-
-@pytest.fixture
-def run(server: ServerProcess) -> Iterator[NativeRun]:
-    run = server.start_run(group_size=2)
-    yield run
-    run.stop()
+RUN = {"group_size": 2}
 
 
 def fill(run: NativeRun, *instance_ids: str | int) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints and rewinds over HTTP, through ``kill -9`` at every step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,12 +11,7 @@ from tests.conftest import MakeServer
 from tests.kit import TIME_LIMIT_S, Json, NativeRun, ServerProcess, assert_error, make_group, make_sample, poll_until
 from tests.server.test_batches import fill, instances, post, states
 
-
-@pytest.fixture
-def run(server: ServerProcess) -> Iterator[NativeRun]:
-    run = server.start_run(group_size=2)
-    yield run
-    run.stop()
+RUN = {"group_size": 2}
 
 
 def test_a_checkpoint_acknowledges_what_it_names_and_holds_it(run: NativeRun) -> None:

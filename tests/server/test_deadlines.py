@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeServer
-from tests.kit import TIME_LIMIT_S, Json, NativeRun, ServerProcess, SlimeRun, make_group, make_sample, poll_until
+from tests.kit import Json, NativeRun, ServerProcess, SlimeRun, make_group, make_sample, poll_until
 
 LONG_S = 6.0
 """A time-out that must not pass before the next step of a test."""
@@ -44,32 +44,6 @@ def test_a_timed_out_group_with_too_few_is_discarded_without_anybody_reading(run
     assert run.view()["discarded"] == {"timed_out": 1}
     run.write(*make_group("whole", [0.0, 1.0, 0.0, 1.0]))
     assert run.read(num_groups=1)["meta_info"]["finished_groups"] == ["whole", "few"]
-
-
-def test_the_time_out_counts_from_the_last_sample(server: ServerProcess) -> None:
-    run = server.start_run(group_timeout_seconds=LONG_S, group_size=8)
-    run.wait_for_state("running")
-    for number in range(3):
-        written_s = time.monotonic()
-        run.write(make_sample(uid=f"{number}"))
-        assert run.client.get(f"{run.path}/closed_groups?wait_s=1").json()["groups"] == []
-    run.closed()
-    assert time.monotonic() - written_s > LONG_S - 0.1
-    assert [group["num_samples"] for group in run.groups()] == [3]
-    run.stop()
-
-
-def test_the_group_deadline_counts_from_its_opening(server: ServerProcess) -> None:
-    run = server.start_run(group_deadline_seconds=1, group_size=100)
-    run.wait_for_state("running")
-    began_s = time.monotonic()
-    number = 0
-    while not run.client.get(f"{run.path}/closed_groups?wait_s=0.2").json()["groups"]:
-        run.write(make_sample(uid=str(number := number + 1)))
-        assert time.monotonic() - began_s < TIME_LIMIT_S
-    [closed] = run.closed()
-    assert closed["reason"] == "timed_out"
-    run.stop()
 
 
 def test_a_late_sample_is_stored_and_reopens_nothing(run: NativeRun) -> None:

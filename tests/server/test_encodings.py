@@ -19,11 +19,6 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.fixture
-def run(server: ServerProcess) -> NativeRun:
-    return server.start_run()
-
-
 def post(run: NativeRun, body: bytes, **headers: str) -> httpx.Response:
     return run.client.post(f"{run.path}/samples", content=body, headers=headers)
 

@@ -1,7 +1,6 @@
 """Stored samples go when nobody can ask for them any more, over HTTP and through ``kill -9``."""
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,11 +20,7 @@ def server(make_server: MakeServer) -> ServerProcess:
     return make_server(segment_bytes=SEGMENT_BYTES, replay_bytes=0)
 
 
-@pytest.fixture
-def run(server: ServerProcess) -> Iterator[NativeRun]:
-    run = server.start_run(group_size=2, keep_checkpoints=2)
-    yield run
-    run.stop()
+RUN = {"group_size": 2, "keep_checkpoints": 2}
 
 
 def fill(run: NativeRun, *instances: int) -> None:

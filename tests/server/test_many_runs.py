@@ -16,7 +16,7 @@ from forebay.hooks.run_hooks import HookRunner
 from tests.buffer.buffer_kit import end_process, fill, make_run, open_buffer, states, take
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
-from tests.kit import ServerProcess, assert_error
+from tests.kit import TIME_LIMIT_S, ServerProcess, assert_error
 
 __all__ = ["forebay"]
 
@@ -26,7 +26,7 @@ NAMED = "sweep"
 
 async def make_ended(path: Path, num: int) -> None:
     """Ended runs, oldest first: of each a delivered group, and one that no trainer has read."""
-    async with open_buffer(JournalStore(path)) as buffer:
+    async with open_buffer(JournalStore(path), limit_s=10 * TIME_LIMIT_S) as buffer:
         for number in range(num):
             run = make_run(f"run-{number:04}", name=NAMED if number % 100 == 0 else "")
             run.started_at_s = float(number)

@@ -27,7 +27,7 @@ def test_a_path_that_is_posted_to_answers_other_methods_with_what_it_allows(
     document = server.client.get("/openapi.json").json()["paths"][path]
     allowed = {name.upper() for name in document}
     assert "POST" in allowed
-    url = path.format(name="a-name", run_key=run_key, run_id="a-run")
+    url = path.format(name="a-name", run_key=run_key, run_id="a-run", batch_id="a-batch")
     answer = server.client.request(method, url)
     if method in allowed:
         assert answer.status_code != 405

@@ -1,24 +1,16 @@
 """Outcomes and forks over HTTP: what is refused, what is shown, what is delivered, and what a kill leaves."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from forebay.client import SampleWriter
 from forebay.core.outcome import RolloutOutcome
 from tests.conftest import MakeServer
 from tests.kit import Json, NativeRun, ServerProcess, assert_error, make_sample, poll_until
 
 FAILED = {"reward": ..., "status": "failed", "error": {"type": "JudgeFailed", "message": "no verdict"}}
-
-
-@pytest.fixture
-def run(server: ServerProcess) -> Iterator[NativeRun]:
-    run = server.start_run(group_size=2)
-    yield run
-    run.stop()
+RUN = {"group_size": 2}
 
 
 def rollout(slot: int, *, forks: int = 0, **changes: Any) -> list[Json]:
@@ -140,9 +132,7 @@ def numbers(run: NativeRun) -> Json:
 
 def test_writers_send_forks_and_outcomes_with_token_arrays(run: NativeRun) -> None:
     tokens = {"tokens": [5, 6], "loss_mask": [0, 1], "logprobs": [0.0, -0.5]}
-    with SampleWriter(run.server.url, run.run_id) as writer:
-        for sample in (*rollout(1, forks=1, outcome="truncated", **tokens), *rollout(0, **tokens)):
-            writer.write(sample)
+    run.send([*rollout(1, forks=1, outcome="truncated", **tokens), *rollout(0, **tokens)])
     rows = run.take(num_groups=1)["data"]
     assert [(row["uid"], row.get("fork"), row.get("outcome")) for row in rows] == [
         ("r1", None, "truncated"),

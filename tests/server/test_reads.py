@@ -3,10 +3,8 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from tests.conftest import MakeServer
@@ -22,20 +20,6 @@ from tests.kit import (
 )
 
 GOOD = [0.0, 1.0, 0.0, 1.0]
-
-
-@pytest.fixture
-def run(server: ServerProcess) -> Iterator[NativeRun]:
-    run = server.start_run()
-    yield run
-    run.stop()
-
-
-@pytest.fixture
-def slime(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[SlimeRun]:
-    run = server.start_slime(request.node.name[:60])
-    yield run
-    run.stop()
 
 
 def test_long_polls_do_not_hold_up_other_requests(run: NativeRun) -> None:
@@ -61,30 +45,6 @@ def test_a_waiting_reader_is_woken_by_the_sample_that_completes_its_batch(run: N
         assert not poll.done()
         run.write(make_group("b", GOOD)[3])
         assert len(poll.result(TIME_LIMIT_S)["data"]) == 8
-
-
-def test_two_readers_get_disjoint_groups_and_together_all(run: NativeRun) -> None:
-    expected = [f"task-{number}" for number in range(40)]
-    with ThreadPoolExecutor(3) as pool:
-        readers = [pool.submit(_read_to_the_end, run) for _ in range(2)]
-        for instance in expected:
-            run.write(*make_group(instance, GOOD))
-        run.stop()
-        first, second = (reader.result(TIME_LIMIT_S) for reader in readers)
-    assert sorted(first + second) == sorted(expected)
-    assert {group["state"] for group in run.groups()} == {"acked"}
-
-
-def _read_to_the_end(run: NativeRun) -> list[str]:
-    got: list[str] = []
-    with httpx.Client(base_url=run.server.url, timeout=TIME_LIMIT_S) as client:
-        while (reply := client.post(f"{run.path}/batches", json={"num_groups": 1, "wait_s": 1})).status_code != 410:
-            if not (batch := reply.json())["data"]:
-                continue
-            assert len({row["instance_id"] for row in batch["data"]}) == 1
-            got.append(batch["data"][0]["instance_id"])
-            assert client.post(f"{run.path}/batches/{batch['batch_id']}/ack").status_code == 200
-    return got
 
 
 def test_a_reader_that_disconnects_in_the_reply_gives_its_groups_back(slime: SlimeRun) -> None:

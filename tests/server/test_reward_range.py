@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from forebay.client import SampleWriter
 from forebay.engines.scripted import ScriptedEngine
 from tests.conftest import MakeServer
 from tests.kit import IDLE, Json, NativeRun, ServerProcess, assert_error, make_group, write_generator
@@ -170,9 +169,7 @@ def write_singly(run: NativeRun, *samples: Json) -> None:
 
 
 def write_by_a_writer(run: NativeRun, *samples: Json) -> None:
-    with SampleWriter(run.server.url, run.run_id) as writer:
-        for sample in samples:
-            writer.write(sample)
+    run.send(samples)
 
 
 def write_in_slimes_way(run: NativeRun, *samples: Json) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -68,21 +67,6 @@ def run_rollout(data):
 def own(module_servers: MakeServer) -> ServerProcess:
     """A server whose default stream and generators these tests may change."""
     return module_servers(start_wait_s=60)
-
-
-@pytest.fixture
-def run(server: ServerProcess) -> Iterator[NativeRun]:
-    run = server.start_run()
-    yield run
-    run.stop()
-
-
-@pytest.fixture
-def slime(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[SlimeRun]:
-    name = request.node.name[:60].partition("[")[0]
-    run = server.start_slime(name)
-    yield run
-    run.stop()
 
 
 # --- which routes there are

@@ -25,7 +25,16 @@ from forebay.telemetry.tracing.records import (
     Span,
 )
 from tests.conftest import MakeServer
-from tests.kit import NativeRun, ServerProcess, assert_error, make_group, make_sample, poll_until, write_generator
+from tests.kit import (
+    NativeRun,
+    ServerProcess,
+    assert_error,
+    make_group,
+    make_sample,
+    metric,
+    poll_until,
+    write_generator,
+)
 from tests.server.trace_kit import first, of_kind, records, trace_lines
 
 SPANS = """
@@ -219,11 +228,6 @@ def test_metrics_tell_seconds_by_phase_and_the_oldest_open_group(make_server: Ma
 def summary_line(**phases: int) -> bytes:
     summary = RolloutSummary(t=1, d=1, id="1", uid="u", group="g", instance="i", phases=phases)
     return msgspec.json.encode(summary) + b"\n"
-
-
-def metric(server: ServerProcess, name: str) -> float:
-    page = server.client.get("/metrics").text
-    return next((float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(f"{name} ")), 0.0)
 
 
 @pytest.mark.soak

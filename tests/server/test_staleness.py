@@ -1,6 +1,5 @@
 """Groups whose weights are too old, and runs of which nothing comes, over HTTP."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,13 +10,7 @@ from tests.kit import TIME_LIMIT_S, Json, NativeRun, ServerProcess, assert_error
 from tests.server.test_batches import instances, states
 
 GOOD = [0.0, 1.0]
-
-
-@pytest.fixture
-def run(server: ServerProcess) -> Iterator[NativeRun]:
-    run = server.start_run(group_size=2)
-    yield run
-    run.stop()
+RUN = {"group_size": 2}
 
 
 def write(run: NativeRun, instance_id: str | int, **changes: Any) -> None:

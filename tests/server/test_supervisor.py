@@ -153,6 +153,15 @@ async def test_a_run_that_keeps_crashing_fails_with_traceback_and_last_lines(hos
     assert tail[-1] == outcome.log_tail[-1] == "KeyError: 'missing'"
 
 
+async def test_an_invalid_input_is_not_restarted(host: Host, tmp_path: Path) -> None:
+    body = "from forebay.core.errors import InvalidInput\ndef run_rollout(data): raise InvalidInput('no such task')\n"
+    async with Supervisor(host, restart_pauses=AT_ONCE) as supervisor:
+        await supervisor.launch(make_spec(tmp_path, body))
+        outcome = await host.outcome()
+    assert (outcome.kind, outcome.num_attempts) == ("failed", 1)
+    assert outcome.error.endswith("InvalidInput: no such task")
+
+
 @pytest.mark.parametrize(
     ("body", "error"),
     [

@@ -70,9 +70,7 @@ def with_rewards(group: list[Json], rewards: tuple[float, ...] = (-1.0, 1.0)) ->
     ]
 
 
-@pytest.fixture
-def run(server: ServerProcess) -> NativeRun:
-    return server.start_run(group_size=2)
+RUN = {"group_size": 2}
 
 
 def test_a_binary_sample_is_read_as_json_with_lists(run: NativeRun) -> None:

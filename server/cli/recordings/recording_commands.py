@@ -30,6 +30,8 @@ def export(
 ) -> None:
     """Write a run into a file: its groups and batches, and every sample, byte for byte. No file is ever overwritten.
 
+    `forebay export` writes rollouts as ATIF, Parquet or JSON Lines, `forebay trace export` the times of a run.
+
     If the disk is damaged and a body cannot be read, its group is exported without samples and listed. The file is
     still written, and the exit code is 1.
     """

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from forebay.core.errors import MissingExtra
 from forebay.core.group import GroupState
 from forebay.core.ids import group_id
 from forebay.core.records.recording_rows import FileRow
 from forebay.core.records.rows import GroupRow
-from forebay.replay import comparison_plots
 from tests.buffer.buffer_kit import file_hooks
 from tests.cli.conftest import Forebay, forebay
 from tests.replay.compare.compare_kit import HOOKS, TIMEOUT_S, record_by_chance, record_every_verdict, record_groups
@@ -231,7 +229,7 @@ def test_only_the_groups_of_some_steps(forebay: Forebay, tmp_path: Path) -> None
     asyncio.run(record_groups(tmp_path / "run.fbr", [[0.0, 1.0, 0.0, 1.0]] * 6, step_of=2))
     assert compared(forebay, tmp_path / "run.fbr", "--steps", "1-2")["self_check"]["num_groups"] == 4
     refused = forebay("compare", tmp_path / "run.fbr", "--steps", "7")
-    assert (refused.code, "step 7 is not recorded" in refused.err) == (1, True)
+    assert (refused.code, "step 7 is not recorded" in refused.err) == (2, True)
 
 
 def test_what_is_damaged_is_named_and_everything_else_is_compared(forebay: Forebay, file: Path) -> None:
@@ -270,10 +268,7 @@ def test_it_draws(forebay: Forebay, file: Path, tmp_path: Path, ending: str) -> 
 def test_without_matplotlib_it_says_how_to_install_it(
     forebay: Forebay, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent() -> None:
-        raise MissingExtra("matplotlib", "sim")
-
-    monkeypatch.setattr(comparison_plots, "require_matplotlib", absent)
+    monkeypatch.setattr("forebay.core.lazy_names.find_spec", lambda _: None)
     outcome = forebay("compare", file, "--plot", tmp_path / "x.png")
     assert outcome.code == 1
     assert "forebay[sim]" in outcome.err

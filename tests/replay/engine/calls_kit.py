@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from forebay.core.ids import request_id
-from forebay.engines.capture.request_fields import asking
+from forebay.engines.capture.request_fields import STREAM_NAMES, WHOLE_NAMES, asking
 from forebay.engines.scripted import Reply, Script, ScriptedCall, ScriptedEngine
 from forebay.replay import EngineRecorder
 
@@ -63,8 +63,8 @@ async def post(url: str, path: str, body: Json) -> httpx.Response:
 async def chat(url: str, slot: int | None = None, *, is_stream: bool = False, **fields: Any) -> str:
     """The reply of a chat as it came, asked as a run would."""
     named = {} if slot is None else {"rid": rid(slot), **fields}
-    body = {**SAYS, "stream": True} if is_stream else SAYS
-    reply = await post(url, "/v1/chat/completions", {**asking(body, is_stream=is_stream), **fields, **named})
+    body, names = ({**SAYS, "stream": True}, STREAM_NAMES) if is_stream else (SAYS, WHOLE_NAMES)
+    reply = await post(url, "/v1/chat/completions", {**asking(body, names, is_stream=is_stream), **fields, **named})
     assert reply.status_code == 200, reply.text
     return reply.text
 

@@ -103,7 +103,7 @@ def test_steps_choose_what_is_exported(server: ServerProcess, forebay: Forebay, 
         assert [group.instance_id for group in recording.groups("12")] == ["12.0", "12.1"]
         assert recording.made.steps == "10,12"
         assert recording.verify() == []
-    for steps, code, text in [("9-12", 1, "step 9 is not recorded: recorded"), ("x", 2, "neither a step nor")]:
+    for steps, code, text in [("9-12", 2, "step 9 is not recorded: recorded"), ("x", 2, "neither a step nor")]:
         outcome = forebay("recording", "export", run.run_id, tmp_path / "b.fbr", "--steps", steps)
         assert (outcome.code, text in outcome.err) == (code, True), outcome
     assert_error(run.client.get(f"{run.path}/recording?steps=9"), 404, "not_recorded", "steps")
