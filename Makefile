@@ -5,11 +5,18 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 SGLANG_VENV := .venv-sglang
+VLLM_VENV := .venv-vllm
+TRAINERS_VENV := .venv-trainers
+ENV_VENV := .venv-environments
+PAGE_VENV := .venv-page
+# Harbor needs Python 3.12 or later: the first of these that is. It is looked for only when it is used.
+ENV_PYTHON ?= $(shell for python in '$(PYTHON)' python3.12 python3.13 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.1[2-9]*/bin/python3; do \
+  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; then echo "$$python"; break; fi; done)
 PACKAGES := core telemetry web hooks engines client buffer replay generators gateway workers server
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install constraints demo demo-rl serve test test-sglang test-soak test-attack test-browser test-profile test-ray bench lint fix types layers count docs site clean
+.PHONY: help install wheel constraints demo demo-rl serve test test-sglang test-vllm test-trainers test-environments test-soak test-attack test-browser test-profile test-ray bench lint fix types layers count docs site clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,11 +30,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (some minutes the first time)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt '$(TORCH)' 'setuptools>=77'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@mkdir -p .typecheck/forebay && for package in $(PACKAGES); do ln -sfn ../../$$package .typecheck/forebay/$$package; done
 	@touch $@
 
 # Without the builds of versions (torch==2.13.0+cpu), which not every index has, and without addresses.
+wheel: install ## Build the package into dist/
+	@rm -rf build/lib
+	@$(BIN)/python -m build --quiet --wheel --no-isolation && ls dist/*.whl
+
 constraints: install ## Write the versions of .venv into constraints.txt, for all installations to come
 	@{ echo '# The versions that the tests ran with: make install keeps to them, make constraints writes them anew.'; \
 	  $(BIN)/python -m pip freeze --exclude-editable | grep '^[A-Za-z0-9._-]*==' | sed 's/+.*//' | grep -v '^forebay=='; } > constraints.new
@@ -43,22 +54,48 @@ serve: install ## Run the server
 	@$(BIN)/forebay serve
 
 # The tests start some thousand processes: each compiles every module anew where Python may not write bytecode.
-test test-sglang test-soak test-attack test-browser test-profile test-ray: export PYTHONDONTWRITEBYTECODE =
+test test-sglang test-vllm test-trainers test-environments test-soak test-attack test-browser test-profile test-ray: export PYTHONDONTWRITEBYTECODE =
 
 # More at a time than there are processors: for two thirds of its time, a test waits for what it has started.
 test: install ## Run the whole test suite
 	@$(PYTEST) -q -n 6 --dist loadfile --no-loadscope-reorder
 
-test-sglang: install $(SGLANG_VENV)/.installed ## Run the tests that need the real SGLang
-	@FOREBAY_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(PYTEST) -q --timeout 900 -m sglang
+test-sglang: install $(SGLANG_VENV)/.installed $(ENV_VENV)/.installed ## Run the tests that need the real SGLang
+	@FOREBAY_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python \
+	  FOREBAY_ENVIRONMENT_PYTHON=$(abspath $(ENV_VENV))/bin/python $(PYTEST) -q --timeout 900 -m sglang
 
 $(SGLANG_VENV)/.installed: tests/sglang/install.sh
 	@echo "installing SGLang into $(SGLANG_VENV) (some minutes)"
 	@PYTHON='$(PYTHON)' bash tests/sglang/install.sh $(SGLANG_VENV)
 	@touch $@
 
-test-soak: install ## Run the long crash and load loops, and long variants (ROUNDS=200: many kills; SAMPLES=500000: many samples)
-	@$(PYTEST) -q --timeout 1800 -m soak -n 2 --dist loadfile --no-loadscope-reorder
+test-vllm: install $(VLLM_VENV)/.installed ## Run the tests that need the real vLLM
+	@FOREBAY_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(PYTEST) -q --timeout 900 -m vllm tests/vllm
+
+$(VLLM_VENV)/.installed: tests/vllm/install.sh
+	@echo "installing vLLM into $(VLLM_VENV) (some minutes)"
+	@PYTHON='$(PYTHON)' bash tests/vllm/install.sh $(VLLM_VENV)
+	@touch $@
+
+test-trainers: install $(TRAINERS_VENV)/.installed ## Run the tests that need the real TRL, verl and tinker
+	@FOREBAY_TRAINERS_PYTHON=$(abspath $(TRAINERS_VENV))/bin/python $(PYTEST) -q --timeout 600 -n 2 --dist loadfile -m trainers tests/trainers
+
+$(TRAINERS_VENV)/.installed: tests/trainers/install.sh
+	@echo "installing the trainers into $(TRAINERS_VENV) (some minutes)"
+	@PYTHON='$(PYTHON)' bash tests/trainers/install.sh $(TRAINERS_VENV)
+	@touch $@
+
+test-environments: install $(ENV_VENV)/.installed ## Run the tests that need the real verifiers and Harbor (ENV_PYTHON: 3.12 or later)
+	@FOREBAY_ENVIRONMENT_PYTHON=$(abspath $(ENV_VENV))/bin/python $(PYTEST) -q --timeout 400 -n 2 --dist loadfile -m environments tests/environments
+
+$(ENV_VENV)/.installed: tests/environments/install.sh
+	@test -n '$(ENV_PYTHON)' || { echo "verifiers and Harbor need Python 3.12 or later. Try: make ENV_PYTHON=/usr/bin/python3.12 test-environments" >&2; exit 1; }
+	@echo "installing verifiers and Harbor into $(ENV_VENV)"
+	@PYTHON='$(ENV_PYTHON)' bash tests/environments/install.sh $(ENV_VENV)
+	@touch $@
+
+test-soak: install $(TRAINERS_VENV)/.installed ## Run the long crash and load loops, and long variants (ROUNDS=200: many kills; SAMPLES=500000: many samples)
+	@FOREBAY_TRAINERS_PYTHON=$(abspath $(TRAINERS_VENV))/bin/python $(PYTEST) -q --timeout 1800 -m soak -n 2 --dist loadfile --no-loadscope-reorder
 
 test-attack: install ## Attack a server with hostile requests, files and neighbours
 	@$(PYTEST) -q --timeout 900 -m attack -n 4 --dist loadfile --no-loadscope-reorder
@@ -74,8 +111,15 @@ $(VENV)/.ray: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	@touch $@
 
-test-browser: install ## Open the report of a run in a real Chromium, if there is one (apt-get install chromium)
-	@$(PYTEST) -q -m browser
+test-browser: wheel $(VENV)/axe.min.js ## Open the page of an installed wheel, and the report of a run, in a real Chromium (apt-get install chromium)
+	@echo "installing the wheel into $(PAGE_VENV)"
+	@PYTHON='$(PYTHON)' bash tests/browser/install.sh $(PAGE_VENV) "$$(ls -t dist/*.whl | head -1)"
+	@env -u PYTHONPATH FOREBAY_SERVER_PYTHON=$(abspath $(PAGE_VENV))/bin/python $(PYTEST) -q -n 2 --dist loadfile -m browser tests/browser
+
+$(VENV)/axe.min.js: tests/browser/fetch_axe.py pyproject.toml constraints.txt
+	@echo "installing Playwright and axe-core into $(VENV)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	@$(BIN)/python tests/browser/fetch_axe.py $@
 
 bench: install ## Measure writes, reads and workers against their floors
 	@$(PYTEST) -q -s --timeout 0 -m bench tests/benchmarks
@@ -102,7 +146,7 @@ docs: install ## Write the generated tables and pages in docs/
 
 site: install $(VENV)/.docs ## Build the docs site into build/site, and check its links (to read it: python -m http.server -d build/site)
 	@rm -rf build/pages && mkdir -p build/pages
-	@git ls-files '*.md' LICENSE docs examples ':!tests' | tar -cf - -T - | tar -xf - -C build/pages
+	@git ls-files '*.md' LICENSE Containerfile deploy docs examples ':!tests' | tar -cf - -T - | tar -xf - -C build/pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@$(PYTEST) -q -m site tests/test_site.py
 

@@ -17,6 +17,7 @@ Its input is samples (``write``), announcements of run processes, and trainers' 
 - ``leases/``: which trainer has which batch; acknowledging, releasing, extending; checkpoints and rewind.
 - ``resume.py``: a trainer that reconnects with a list of finished ids. ``restore.py``: loading what is stored after a
   restart, and reading delivered samples back.
+- ``parts.py``: finds the stored parts of samples. ``notes.py``: a trainer's notes about samples.
 - ``journal_source.py``: a run as a recording, for replay or export. ``replay_feed.py``: writes a recording into
   a run; ``recorded_group.py``: one group of it. ``rehearsal.py``: simulates a recorded group under other hooks
   or settings; ``rehearsed_groups.py``: all groups of a recording, and when their samples arrive.
@@ -29,3 +30,7 @@ more is decided (``check_storage``) until everything has been loaded again. Code
 holds the run's lock. Writes never do, except those of a recording, so anything awaited under the lock is checked again
 afterwards.
 """
+
+from forebay.core.lazy_names import require_extra
+
+require_extra("server", "xxhash")

@@ -6,25 +6,28 @@ group (member), or none (late, surplus). Everything is decided in memory at once
 """
 
 from asyncio import Future, get_running_loop
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
+from typing import Any
 
 import msgspec
 
 from forebay.buffer.groups.groups import Groups
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.run_buffer import AHEAD, RunBuffer
-from forebay.buffer.run_warnings import note_sample
+from forebay.buffer.run_warnings import MANY_REWARD_PARTS, note_sample, warn
 from forebay.buffer.same_uid import distinct_uid
+from forebay.core.backoff import Deadline
 from forebay.core.binary_sample import head_of
 from forebay.core.errors import BufferFull, RunEnded, StorageFailed
-from forebay.core.group import GroupState
+from forebay.core.group import LIVE, GroupState
 from forebay.core.ids import InstanceId, group_id
-from forebay.core.records.rows import GroupRow, Location, Outcome, Row, SampleRow
+from forebay.core.outcome import note_parts
+from forebay.core.records.rows import GroupRow, Location, Outcome, Row, SampleRow, part_row
 from forebay.core.sample import Incoming
-from forebay.core.waiting import Deadline, finish
+from forebay.core.waiting import finish
 
 
 @dataclass(slots=True)
@@ -34,7 +37,7 @@ class Receipt:
     uid: str
     outcome: Outcome
     is_failed: bool
-    stored: "Future[None]"
+    stored: "Future[Any]"
     is_duplicate: bool = False
     """Whether the uid was known; then only the store has the first sample's outcome."""
     row: SampleRow | None = None
@@ -155,12 +158,28 @@ def _store(
     counts["failed" if is_failed and outcome == "member" else outcome] += 1
     if row.reward is not None and outcome == "member" and not row.fork:
         buffer.rewards.note(row.reward)
+        if row.reward_parts and note_parts(buffer.run.reward_parts, row.reward_parts):
+            warn(buffer.run, MANY_REWARD_PARTS)
     if buffer.run.has_ended:
         changed = buffer.run_rows()
+    if outcome == "member":  # no reader is given the others
+        store_parts(buffer, sample.parts, row)
     # Pending before it is submitted, because a store without a disk completes at once.
     buffer.pending[uid] = stored = get_running_loop().create_future()
     buffer.store.submit([row, *changed], sample.body, partial(_store_done, buffer, uid, stored, kept))
     return Receipt(uid, outcome, is_failed, stored, row=row)
+
+
+def store_parts(buffer: RunBuffer, parts: Mapping[str, bytes | memoryview], row: SampleRow) -> None:
+    """Store the parts of a sample or note that its group lacks. The disk has them before ``row``, stored next."""
+    group = buffer.groups.by_id.get(row.group_id)
+    for digest, part in parts.items():
+        if group is not None and digest in group.parts:
+            continue
+        if group is not None and group.state in LIVE:
+            buffer.groups.add_part(row.group_id, digest, len(part))
+        buffer.record(part_row(row, digest), body=part)
+        buffer.check_storage()
 
 
 def _store_done(
@@ -204,6 +223,8 @@ def _row(buffer: RunBuffer, sample: Incoming, group: GroupRow, slot: int, outcom
         fork=sample.fork,
         rollout_outcome=sample.outcome.value,
         is_foreign=sample.is_foreign,
+        num_tokens=sample.num_tokens,
+        reward_parts=sample.reward_parts,
     )
 
 

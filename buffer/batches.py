@@ -45,7 +45,7 @@ class Batches:
         self.uses_checkpoints = False
         """Whether there has ever been a checkpoint."""
         self._checkpoints: dict[int, CheckpointRow] = {}
-        self._last_number = 0
+        self.last_number = 0
 
     def restore(self, checkpoints: Iterable[CheckpointRow]) -> None:
         """Load the stored checkpoints. Batches are added afterwards, ordered by number."""
@@ -57,14 +57,14 @@ class Batches:
 
     def new_id(self) -> tuple[int, str]:
         """Return the number and the id of the next batch."""
-        self._last_number += 1
+        self.last_number += 1
         # The number gives the order; the random part makes ids of a lost journal unique.
-        return self._last_number, f"batch-{self._last_number:06d}-{secrets.token_hex(4)}"
+        return self.last_number, f"batch-{self.last_number:06d}-{secrets.token_hex(4)}"
 
     def add(self, row: BatchRow) -> None:
         """Add a batch that was handed out."""
         self.recall(row)
-        self._last_number = max(self._last_number, row.number)
+        self.last_number = max(self.last_number, row.number)
         if row.request_id:
             # A reused request id means its newest batch, and is as recent as that batch.
             self._by_request.pop(row.request_id, None)

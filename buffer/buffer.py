@@ -286,6 +286,7 @@ class Buffer:
         run = Run.restore(row, start)
         if old:
             run.samples, run.outcomes, run.rewards = old.run.samples, old.run.outcomes, old.run.rewards
+            run.reward_parts = old.run.reward_parts
         buffer = await self._make(run, counted_s, is_start_stored=start is not None)
         return buffer, await load_run(buffer, self.store)
 

@@ -96,6 +96,22 @@ class Deadlines:
         last = self._buffer.run.process_ended_s if row.last_sample_s is None else group.timeout_from(until_s)
         return due if last is None else min(due, last + settings.group_timeout_seconds)
 
+    def soonest(self, limit: int) -> list[tuple[float, SampleGroup]]:
+        """The open groups that close first, as of the last tick, each with its closing time in active seconds."""
+        found, due = dict[str, SampleGroup](), dict[str, float]()
+        while self._due and len(found) < limit:
+            at_s, key = heapq.heappop(self._due)
+            group = self._buffer.groups.by_id.get(key)
+            if group is None or group.state is not GroupState.OPEN:
+                continue
+            if key not in due and at_s < due.setdefault(key, self.due_s(group)):
+                heapq.heappush(self._due, (due[key], key))  # its real place, so that the next call need not look again
+            elif at_s >= due[key]:
+                found[key] = group
+        for key in found:
+            heapq.heappush(self._due, (due[key], key))
+        return [(due[key], group) for key, group in found.items()]
+
     def _schedule(self) -> None:
         """Update the heap. This happens only here, so that writes need not."""
         groups = self._buffer.groups

@@ -35,7 +35,8 @@ class JournalSource(Source):
 
     async def samples(self, group_ids: Sequence[str]) -> Mapping[str, Sequence[StoredSample]]:
         """All samples that name each group, in order of arrival, by group."""
-        return await self._store.samples_of(self._run.run_id, group_ids)
+        found = await self._store.samples_of(self._run.run_id, group_ids)
+        return {key: [each for each in samples if each.row.is_sample] for key, samples in found.items()}
 
     def has_body(self, sample: StoredSample) -> bool:
         """Whether the sample's segment exists."""

@@ -48,6 +48,8 @@ async def load_run(buffer: RunBuffer, store: Store) -> dict[str, MetaWindow]:
     for stored in await store.load_samples(run_id):
         sample = Sample(stored.row, stored.location)
         group = groups.restore_sample(sample)
+        if sample.row.digest:
+            continue
         # Leased samples were in their reply's meta info, unless the batch becomes ready again.
         windows.get(group.row.batch_id, buffer.window).add(group, sample)
     # Their oldest version follows from the samples, which are loaded only now.
@@ -100,5 +102,5 @@ async def read_back(buffer: RunBuffer, wanted: Callable[[], Iterable[SampleGroup
 
 
 def members(stored: Iterable[StoredSample]) -> list[Sample]:
-    """Samples that are members of their group, among a group's stored samples."""
-    return [Sample(sample.row, sample.location) for sample in stored if sample.row.outcome == "member"]
+    """Samples that are members of their group, and the group's parts, among its stored samples."""
+    return [Sample(sample.row, sample.location) for sample in stored if sample.row.outcome in ("member", "part")]

@@ -296,7 +296,7 @@ class Retention:
         store = self._buffer.store
         # Rewriting takes long: a group whose state changes meanwhile may be being sent from the old location.
         states = [self._state(*key) for key in verdict.moved]
-        await store.clear(number, set(verdict.moved))
+        await store.clear(number, set(verdict.moved), verdict.bare)
         await self._relocate(number)
         self._check_healthy()
         is_replaced = any(self._buffers().get(run_id) is not buffer for run_id, buffer in buffers.items())

@@ -39,11 +39,9 @@ class Keep(StrEnum):
 FIXED = frozenset({Keep.OPEN, Keep.LEASED, Keep.SOURCE, Keep.UNKNOWN})
 """Bodies that cannot be moved either: their group may be growing, or they are being sent or read."""
 FOR_REPLAYS = frozenset({Keep.REPLAYABLE})
-"""Reasons overridden to satisfy ``replay_bytes``."""
+"""Reasons overridden to satisfy ``replay_bytes``. A replay needs no parts."""
 FOR_WANT_OF_ROOM = frozenset({Keep.REPLAYABLE, Keep.KEPT, Keep.IN_BUDGET})
 """Reasons overridden to satisfy ``max_journal_bytes``."""
-
-
 UNNEEDED = frozenset({Keep.REPLAYABLE, Keep.KEPT})
 """Reasons for bodies that only a replay needs."""
 
@@ -55,6 +53,8 @@ class SegmentVerdict(NamedTuple):
     """Bytes, by reason."""
     moved: list[tuple[str, str]]
     """The kept groups, as pairs of run id and group id."""
+    bare: set[tuple[str, str]]
+    """Those of them whose parts are not kept."""
 
     @property
     def is_fixed(self) -> bool:
@@ -86,13 +86,16 @@ class RetentionSnapshot:
 
     def judge(self, groups: Iterable[GroupBodies], at_most: float = math.inf) -> SegmentVerdict:
         """Decide what must be kept of a segment with these bodies; stops once that exceeds ``at_most`` bytes."""
-        verdict = SegmentVerdict(Counter(), [])
+        verdict = SegmentVerdict(Counter(), [], set())
         for each in groups:
             run = self._runs.get(each.run_id)
             reason = run.reason(each) if run else Keep.UNKNOWN
             if reason not in self._given_up:
                 verdict.kept[reason] += each.num_bytes
                 verdict.moved.append((each.run_id, each.group_id))
+                if reason in FOR_REPLAYS and each.part_bytes:
+                    verdict.kept[reason] -= each.part_bytes
+                    verdict.bare.add((each.run_id, each.group_id))
                 # A larger result means that nothing is moved, and a segment may hold a hundred thousand groups.
                 if verdict.kept.total() > at_most:
                     break

@@ -81,7 +81,7 @@ class RunBuffer:
 
     # --- recording changes
 
-    def record(self, *rows: Row, body: bytes | None = None) -> "Future[Location | None]":
+    def record(self, *rows: Row, body: bytes | memoryview | None = None) -> "Future[Location | None]":
         """Store a change in its current state; refused while memory is ahead of the disk."""
         if self.has_failed:
             return self._refused()
@@ -158,6 +158,8 @@ class RunBuffer:
     def move(self, group: SampleGroup, state: GroupState, reason: str = "", detail: str = "") -> None:
         """Move a group to another state, record it, and notify waiting callers."""
         was_open = group.state is GroupState.OPEN
+        if state is GroupState.DISCARDED:
+            group.row.weight_version = self.run.weight_version
         # Memory first: the recorded row is the group's state after the move.
         self.groups.move(group, state, self.active.now_s(), reason, detail)
         self.record(group.row)

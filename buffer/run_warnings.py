@@ -3,6 +3,7 @@
 import logging
 
 from forebay.core.fields import read_flag
+from forebay.core.outcome import MAX_REWARD_PARTS
 from forebay.core.run import Run
 from forebay.core.sample import Incoming
 
@@ -17,6 +18,14 @@ NO_TOKENS = (
     "their messages, and may get other tokens than were sampled. Use SGLang, or start the run with capture=false"
 )
 SEVERAL_MODELS = "rollouts request several models or an adapter, and are trained on as if all were the policy"
+DROPPED_ARRAYS = (
+    "a hook changed the number of tokens of samples, which are delivered without their side arrays: their rows would "
+    "belong to other tokens. Change the tokens in the generator instead"
+)
+MANY_REWARD_PARTS = (
+    f"rewards have parts of more than {MAX_REWARD_PARTS} names: the run's averages leave the later names out. Name "
+    "parts by what they measure, not by the row"
+)
 NO_POLICY = "rollouts request no model in policy_models, so nothing in them is trained on"
 
 
@@ -29,7 +38,8 @@ def warn(run: Run, what: str, detail: str = "") -> None:
 
 def for_trainer(run: Run) -> dict[str, str]:
     """Warnings for a read's ``meta_info``: those about its samples."""
-    texts = [text for text in run.warnings if text.startswith((UNANNOUNCED, NO_TOKENS, SEVERAL_MODELS, NO_POLICY))]
+    shown = (UNANNOUNCED, NO_TOKENS, SEVERAL_MODELS, NO_POLICY, DROPPED_ARRAYS)
+    texts = [text for text in run.warnings if text.startswith(shown)]
     return {"warning": "; ".join(texts)} if texts else {}
 
 

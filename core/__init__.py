@@ -5,10 +5,10 @@
 - More vocabulary: ``scheduling`` (policies and their inputs), ``errors`` (each with a code, a status and a hint),
   ``settings`` (the server's).
 - Samples: ``sample`` reads the few fields that are needed on arrival, from JSON or ``binary_sample``.
-  ``reward_place`` replaces the reward in a stored body. ``batch_tensors`` arranges a batch as arrays, in the
-  ``safetensors_format``. ``records`` defines how they are stored on disk.
-- Async tools: ``backoff`` (pauses between retries), ``tasks`` (background tasks), ``waiting`` (for a change).
+  ``batch_tensors`` arranges a batch as arrays, in the ``safetensors_format``. ``parts`` has side arrays. ``records``
+  defines how samples are stored on disk, and replaces the reward in a stored body.
+- Async tools: ``backoff`` (pauses, time limits), ``tasks`` (background tasks), ``waiting`` (for a change).
 - Processes: ``child_process`` (ends with its parent), ``processes`` (messages between a parent and its child).
 - Other tools: ``clock``, ``addresses``, ``fields`` (of a payload), ``files`` (private and durable),
-  ``lazy_names`` (for packages whose modules load when needed).
+  ``lazy_names`` (packages that load when needed, and optional ones).
 """

@@ -1,7 +1,11 @@
-"""Pauses between retries."""
+"""Pauses between retries, and time limits. Loads asyncio only where it is awaited, as blocking clients need none."""
 
-import asyncio
 import random
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forebay.core.waiting import Signal
 
 
 class Backoff:
@@ -29,4 +33,22 @@ class Backoff:
 
     async def wait(self, asked_s: float | None = None) -> None:
         """Wait for the next pause, or for the ``asked_s`` seconds that the other side asked for."""
+        import asyncio
+
         await asyncio.sleep(self.next_s(asked_s))
+
+
+class Deadline:
+    """A time limit that starts now, shared by one or several waits."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._until_s = time.monotonic() + wait_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, at least 0."""
+        return max(0.0, self._until_s - time.monotonic())
+
+    async def wait(self, signal: "Signal") -> bool:
+        """Wait for ``signal``; False once the time is up."""
+        return self.left_s > 0 and await signal.wait(self.left_s)

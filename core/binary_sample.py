@@ -84,6 +84,11 @@ def is_binary(body: BytesLike) -> bool:
     return body[:4] == MAGIC
 
 
+def is_raw(frame: BytesLike) -> bool:
+    """Whether a frame of a request is a binary sample or a part, which only a binary request can hold."""
+    return frame[:1] == MAGIC[:1]
+
+
 def head_of(body: BytesLike) -> bytes:
     """The head of a binary sample, for ``read_offsets``; b"" for a JSON body."""
     return bytes(body[:HEAD_BYTES]) if is_binary(body) else b""
@@ -193,9 +198,9 @@ def join_samples(samples: Iterable[bytes]) -> bytes:
     return b"".join(piece for sample in samples for piece in (_LENGTH.pack(len(sample)), sample))
 
 
-def split_samples(body: bytes) -> list[bytes]:
-    """Split a request's body into its samples. Raises ``InvalidInput``."""
-    samples, at = [], 0
+def split_samples(body: Body) -> list[Body]:
+    """Split a request's body into its frames. Raises ``InvalidInput``."""
+    samples, at = list[Body](), 0
     while at < len(body):
         if at + _LENGTH.size > len(body):
             raise InvalidInput("the length before the last sample is incomplete", field="body")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-SERVER_ONLY_VARIABLES = ("FOREBAY_TOKEN",)
+SERVER_ONLY_VARIABLES = ("FOREBAY_TOKEN", "FOREBAY_VIEWER_TOKEN")
 _MODULE_FLAGS = ("-P", "-m")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -35,7 +35,7 @@ def skip_httpx_command() -> None:
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment without its token, which opens every run: user code gets only its own run's key."""
+    """The server's environment without its tokens, which open every run: user code gets only its own run's key."""
     return {name: value for name, value in environ.items() if name not in SERVER_ONLY_VARIABLES}
 
 

@@ -9,7 +9,8 @@ ForebayError
 │   ├── RunNotFound
 │   ├── GroupNotFound
 │   ├── BatchNotFound
-│   └── CheckpointNotFound
+│   ├── CheckpointNotFound
+│   └── PartNotFound (parts)
 ├── StartRefused (ValueError)            400  a run cannot start
 │   ├── UnknownTaskType
 │   ├── GeneratorBroken
@@ -19,6 +20,7 @@ ForebayError
 │   ├── LeaseLost
 │   ├── CheckpointConflict
 │   ├── BodiesGone
+│   ├── PartsGone (parts)
 │   ├── EnginesPaused
 │   ├── PauseExpired
 │   └── WeightUpdateFailed
@@ -186,13 +188,13 @@ class CheckpointConflict(Conflict):
 
 
 class BodiesGone(Conflict):
-    """Groups cannot be redelivered because retention removed their bodies. ``group_ids`` lists them."""
+    """Retention removed the bodies of groups, which cannot be redelivered or read. ``group_ids`` lists them."""
 
     code = "bodies_gone"
 
-    def __init__(self, group_ids: Sequence[str], *, hint: str = "") -> None:
+    def __init__(self, group_ids: Sequence[str], *, message: str = "", hint: str = "") -> None:
         super().__init__(
-            f"{len(group_ids)} groups cannot be redelivered: retention has removed their samples' bodies",
+            message or f"{len(group_ids)} groups cannot be redelivered: retention has removed their samples' bodies",
             hint=hint or "raise the run's keep_checkpoints or the server's max_journal_bytes to keep more",
         )
         self.group_ids = list(group_ids)
@@ -302,9 +304,8 @@ class BodyTooLarge(ForebayError, ValueError):
     code = "body_too_large"
     status = 413
 
-    def __init__(self, limit_bytes: int, setting: str = "max_body_bytes") -> None:
-        hint = f"send less per request, or raise the server's {setting}"
-        super().__init__(f"the body is larger than {limit_bytes} bytes", hint=hint)
+    def __init__(self, limit_bytes: int, setting: str = "max_body_bytes", what: str = "the body is") -> None:
+        super().__init__(f"{what} larger than {limit_bytes} bytes", hint=f"send less at once, or raise {setting}")
 
 
 class BufferFull(ForebayError):
@@ -333,6 +334,7 @@ class StorageFailed(ForebayError, OSError):
         hint: str = "the data directory must be writable and have free space; writing then resumes by itself",
     ) -> None:
         super().__init__(f"{what}: {reason}", hint=hint)
+        self.reason = reason
 
 
 class EntryTooLarge(StorageFailed):
@@ -342,11 +344,8 @@ class EntryTooLarge(StorageFailed):
     status = 413
 
     def __init__(self, reason: str) -> None:
-        super().__init__(
-            reason,
-            what="this cannot be stored",
-            hint="send less in one request, for example fewer skip_instance_ids in a start",
-        )
+        hint = "send less in one request, for example fewer skip_instance_ids in a start"
+        super().__init__(reason, what="this cannot be stored", hint=hint)
 
 
 class BodyUnreadable(StorageFailed):
@@ -397,3 +396,4 @@ class MissingExtra(ForebayError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed", hint=f"pip install 'forebay[{extra}]'")
+        self.add_note(self.hint)  # a traceback ends with it

@@ -34,6 +34,8 @@ class DiscardReason(StrEnum):
     """A stored body could not be read from the disk."""
     STALE = "stale"
     """Its samples come from weights older than ``max_staleness`` allows."""
+    EVALUATED = "evaluated"
+    """It belongs to an evaluation, whose result is stored."""
 
 
 class BatchState(StrEnum):

@@ -21,6 +21,10 @@ from forebay.core.scheduling.oversampling import FIELD_HINTS as OVERSAMPLING_HIN
 from forebay.core.scheduling.oversampling import Oversampling
 from forebay.core.scheduling.scheduler import FIELD_HINTS as SCHEDULER_HINTS
 from forebay.core.scheduling.scheduler import Scheduler
+from forebay.core.starts.asked_arrays import HINT as ARRAYS_HINT
+from forebay.core.starts.asked_arrays import AskedArrays
+from forebay.core.starts.evaluate import HINTS as EVALUATE_HINTS
+from forebay.core.starts.evaluate import Evaluate, Evaluates
 from forebay.core.starts.run_start import RunStart
 from forebay.core.weight_versions import AnnouncedWeights
 
@@ -151,6 +155,8 @@ class RunSettings(BaseModel):
     """Number of samples in open, ready and leased groups at which new groups are rejected."""
     max_buffer_bytes: int = Field(default=1 << 40, ge=1)
     """Bytes of samples in open, ready and leased groups at which new groups are rejected."""
+    max_array_bytes: int = Field(default=512 << 20, ge=0)
+    """Maximum bytes of the parts of one sample (see arrays.md)."""
     legacy_read_max_bytes: int = Field(default=256 << 20, ge=1)
     """Maximum bytes in a slime reply to a read without ``batch_size``; it always has at least one group."""
     legacy_read_max_groups: int | None = Field(default=None, ge=1)
@@ -171,7 +177,7 @@ class RunSettings(BaseModel):
     keep_checkpoints: int = Field(default=3, ge=1)
     """Number of newest checkpoints that a rewind can reach; their samples' bodies are kept."""
     keep_bodies: bool = False
-    """Whether bodies that no checkpoint needs are kept for replays, even beyond the server's `replay_bytes`."""
+    """Whether bodies that no checkpoint needs are kept, with their parts, even beyond the server's `replay_bytes`."""
     alarm_after_groups: int = Field(default=64, ge=1)
     """Number of undelivered groups in a row that raises an alarm."""
     alarm_lost_ratio: Ratio = 0.1
@@ -188,6 +194,13 @@ class RunSettings(BaseModel):
     """Where they run: `processes` on this machine (the default), a `ray` cluster, or `inline`, for debuggers."""
     policy_models: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     """Models whose tokens are trained on, an adapter as `model:adapter`; by default, the models of all calls."""
+    arrays: list[str] | None = None
+    """Arrays per token that engines are asked for (see arrays.md): `routed_experts`, `sampling_mask`,
+    `top_logprobs:K`."""
+    restore_reasoning: bool = False
+    """Whether the gateway puts the reasoning that agents drop back into their histories (see gateway.md)."""
+    evaluate: Evaluate | None = None
+    """Evaluations beside the training (see evaluation.md): `tasks`, `every`, `on_update`, `hold_s`."""
     contract: Contract | None = None
     """Which of slime's contracts the generator file follows; detected if absent."""
 
@@ -205,10 +218,11 @@ class RunSettings(BaseModel):
         try:
             settings = cls.model_validate(given)
         except ValidationError as error:
-            hints = {**SCHEDULER_HINTS, **OVERSAMPLING_HINTS, **WORKER_HINTS}
+            hints = {**SCHEDULER_HINTS, **OVERSAMPLING_HINTS, **WORKER_HINTS, **EVALUATE_HINTS, "arrays": ARRAYS_HINT}
             raise wrong_field(error.errors(include_url=False)[0], hints) from None
         if settings.oversampling is not None:
             settings.oversampling.checked(settings.group_size)
+        AskedArrays.parse(settings.arrays)
         return settings
 
     @property
@@ -289,10 +303,16 @@ class Run:
     """Rollouts by how they ended. Forks count as part of their rollout."""
     rewards: RewardTally = field(default_factory=RewardTally)
     """Rewards of rollouts that are in a group."""
+    reward_parts: dict[str, RewardTally] = field(default_factory=dict)
+    """The named parts of these rewards."""
     process_ended_s: float | None = None
     """Active seconds at which the run process ended."""
     replay: dict[str, Any] | None = None
     """For a run that replays another: ``source`` (its run or file), ``recorded_at_s``, ``differences``."""
+    evaluates: Evaluates | None = None
+    """What it evaluates; None for other runs. Its groups are never delivered."""
+    evaluation: dict[str, Any] | None = None
+    """The result of an evaluation that is over."""
     is_fed: bool = False
     """Whether the server writes a recording into it; it then has no process."""
 

@@ -1,17 +1,18 @@
 """Samples on the wire, JSON or binary: reads the few fields needed on arrival. The rest passes unchanged."""
 
 import json
-import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from forebay.core.binary_sample import check_arrays, is_binary, unpack, value_of
+from forebay.core.binary_sample import Field, check_arrays, is_binary, unpack, value_of
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import MAX_ID_LENGTH, GivenId, InstanceId, read_instance_id, read_uid
-from forebay.core.outcome import REWARDED, RolloutOutcome
-from forebay.core.reward_place import Span, find_field
+from forebay.core.outcome import REWARDED, RolloutOutcome, finite_number, read_reward_parts
+from forebay.core.parts import NO_ARRAYS, SideArrays, read_fields
+from forebay.core.records.reward_place import Span, find_field
 from forebay.core.weight_versions import oldest_version
 
 MAX_FIELD_BYTES = 16 << 20
@@ -58,6 +59,9 @@ class ForeignHead(_Head):
     rollout_id: ClassVar[object] = None
     fork: ClassVar[object] = None
     outcome: ClassVar[object] = None
+    parts: ClassVar[Field] = msgspec.UNSET
+    arrays: ClassVar[Field] = msgspec.UNSET
+    reward_parts: ClassVar[Field] = msgspec.UNSET
 
 
 class SampleHead(_Head):
@@ -68,6 +72,9 @@ class SampleHead(_Head):
     rollout_id: Any = None
     fork: Any = None
     outcome: Any = None
+    parts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    arrays: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    reward_parts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 Head = ForeignHead | SampleHead
@@ -98,6 +105,14 @@ class Incoming(msgspec.Struct, gc=False):
     """Whether its engine returned no token ids."""
     asked_models: list[Any] = []
     """Models that its rollout requested, if they need a check."""
+    num_tokens: int = 0
+    """Number of tokens of a binary sample; 0 for JSON."""
+    side: SideArrays = NO_ARRAYS
+    """The parts that it names, and its rows in them."""
+    parts: Mapping[str, bytes | memoryview] = {}
+    """These parts by digest, to be stored with it."""
+    reward_parts: dict[str, float] | None = None
+    """Named parts of the reward; None without a reward or parts."""
 
 
 _decode_head = msgspec.json.Decoder(SampleHead).decode
@@ -110,9 +125,9 @@ _decode_foreign_head = msgspec.json.Decoder(ForeignHead).decode
 def read_sample(body: bytes, *, is_lenient: bool, is_foreign: bool = False) -> Incoming:
     """Check a body and return its indexed fields.
 
-    ``is_lenient`` is slime's behaviour: a sample without a usable reward counts as failed, and an invalid ``outcome``
-    or ``fork`` is ignored. Otherwise they are rejected. In a foreign writer's body these fields are not
-    read. Raises ``InvalidInput`` that names the field.
+    ``is_lenient`` is slime's behaviour: a sample without a usable reward counts as failed, an invalid ``outcome``,
+    ``fork`` or ``reward_parts`` is ignored, and parts and arrays are not read. Otherwise they are rejected. In a
+    foreign writer's body none of these fields are read. Raises ``InvalidInput`` that names the field.
     """
     head = _parse(body, is_foreign=is_foreign)
     uid, instance_id = _uid(head.uid), read_instance_id(head.instance_id)
@@ -140,6 +155,8 @@ def read_sample(body: bytes, *, is_lenient: bool, is_foreign: bool = False) -> I
         is_foreign,
         head.retokenized is True,
         head.asked_models if isinstance(head.asked_models, list) else [],
+        side=NO_ARRAYS if is_lenient else read_fields(head.parts, head.arrays),
+        reward_parts=None if reward is None else _reward_parts(head.reward_parts, is_lenient=is_lenient),
     )
 
 
@@ -270,11 +287,20 @@ def _finite_number(raw: msgspec.Raw | msgspec.UnsetType) -> float | None:
     if not isinstance(raw, msgspec.Raw):
         return None
     try:
-        value = msgspec.json.decode(raw)
-        number = float(value) if isinstance(value, int | float) else math.nan  # true and false are 1 and 0
-    except (msgspec.ValidationError, OverflowError):  # beyond float64
+        return finite_number(msgspec.json.decode(raw))  # true and false are 1 and 0
+    except msgspec.ValidationError:  # beyond float64
         return None
-    return number if math.isfinite(number) else None
+
+
+def _reward_parts(raw: Field, *, is_lenient: bool) -> dict[str, float] | None:
+    if not isinstance(raw, msgspec.Raw) or bytes(raw) == b"null":
+        return None
+    try:
+        return read_reward_parts(value_of(raw)) or None
+    except InvalidInput:
+        if is_lenient:
+            return None
+        raise
 
 
 def rollout_id(value: object) -> str:
@@ -296,6 +322,14 @@ def _error_text(error: object) -> str:
     return str(error)[:2_000] if error else "failed"
 
 
+def named_versions(body: bytes) -> set[int]:
+    """The weight versions that a stored sample names; text, which has no order, is left out."""
+    head = _decode_foreign_head(unpack(body).json if is_binary(body) else body)
+    listed = value_of(head.weight_versions)
+    named = [value_of(head.weight_version), *(listed if isinstance(listed, list) else ())]
+    return {version for version in named if type(version) is int}
+
+
 def read_any_sample(body: bytes) -> Incoming:
     """Check a binary or JSON body and return its indexed fields. Raises ``InvalidInput`` that names the field."""
     return _read_binary(body) if is_binary(body) else read_sample(body, is_lenient=False)
@@ -307,6 +341,7 @@ def _read_binary(body: bytes) -> Incoming:
         raise InvalidInput("a JSON object must follow the arrays of a binary sample", field="body")
     sample = read_sample(bytes(pieces.json), is_lenient=False)
     check_arrays(pieces)
+    sample.num_tokens = len(pieces.tokens) // 4
     shift = len(body) - len(pieces.json)
     # Found in the JSON part; in the stored body the arrays come before it.
     span = sample.reward_span
@@ -319,6 +354,8 @@ def is_policys(sampling: object, temperature: float = 1.0) -> bool:
 
     ``sampling`` lists the parameters that are not neutral; None means unknown.
     """
-    if not isinstance(sampling, dict) or sampling.keys() - {"temperature"}:
+    if not isinstance(sampling, dict) or sampling.keys() - {"temperature", "logprobs"}:
         return False
-    return bool(sampling.get("temperature", 1.0) == temperature)
+    # Raw logprobs are those of temperature 1, whatever the temperature of the tokens.
+    is_after = "logprobs" not in sampling or (sampling["logprobs"] == "raw" and temperature == 1.0)
+    return bool(is_after and sampling.get("temperature", 1.0) == temperature)

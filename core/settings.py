@@ -57,6 +57,9 @@ class Settings(BaseSettings):
         default_factory=list, description="Folders or files with generators, in addition to `./generators`."
     )
     token: str = Field("", description="Bearer token that every route except the health checks requires.")
+    viewer_token: str = Field(
+        "", description="Second bearer token, for reading only: it opens every GET route and no other. Needs `token`."
+    )
     insecure: bool = Field(
         False,
         description="Allow any listening address without a token, and requests for any `Host`.",
@@ -140,6 +143,10 @@ class Settings(BaseSettings):
     worker_silence_s: float = Field(
         10.0, gt=0, description="Seconds without a report after which a run's worker counts as dead."
     )
+    environment_python: str = Field(
+        "",
+        description="Python of the generators `verifiers` and `harbor`, which has the library and `msgspec`.",
+    )
     ray_address: str = Field(
         "",
         description="Ray cluster for runs with `backend` `ray`: `HOST:PORT` of its head, or `auto` for this machine's.",
@@ -160,6 +167,9 @@ class Settings(BaseSettings):
         "", description="Run or recording that starts over slime's routes replay unless they name one; empty for none."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Format of the server's log: text, or one JSON object per line."
+    )
 
     @field_validator("generators", "input_roots", mode="before")
     @classmethod

@@ -1,7 +1,6 @@
 """Waiting for a change, or for one result, within one event loop."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -80,19 +79,3 @@ class Signal:
             return True
         finally:
             self._waiters.pop(waiter, None)
-
-
-class Deadline:
-    """A time limit that starts now, shared by one or several waits."""
-
-    def __init__(self, wait_s: float) -> None:
-        self._until_s = time.monotonic() + wait_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds left, at least 0."""
-        return max(0.0, self._until_s - time.monotonic())
-
-    async def wait(self, signal: Signal) -> bool:
-        """Wait for ``signal``; False once the time is up."""
-        return self.left_s > 0 and await signal.wait(self.left_s)

@@ -15,29 +15,32 @@ import msgspec
 from field_texts import field_texts
 
 from forebay import client
-from forebay.client import model, slime, tensors
+from forebay.client import model, slime, tensors, tinker
 from forebay.client.sample_writer import outbox, protocol
 from forebay.core import errors as core_errors
-from forebay.core import ids, weight_versions
+from forebay.core import ids, parts, weight_versions
 from forebay.core.errors import ForebayError
 
 PAGE = Path(__file__).parent / "client.md"
 WIDTH = 110
-CLIENTS = (client.BufferClient, client.AsyncBufferClient)
+CLIENTS = (client.BufferClient, client.AsyncBufferClient, client.MixedClient)
 WRITERS = (client.SampleWriter, client.AsyncSampleWriter, client.Limits)
 DATA = (
     client.Batch,
     client.Group,
     client.RunStats,
+    client.Evaluation,
     model.Alarm,
     client.CheckpointInfo,
     client.CheckpointResult,
     client.RewindResult,
+    client.Rows,
+    client.Image,
     client.WeightUpdate,
     client.EnginePause,
 )
 OWN_ERRORS = (client.ServerUnreachable, client.ClientClosed, client.SamplesRefused, client.WriterClosed)
-FUNCTIONS = (tensors.collate, tensors.rows, tensors.numpy_arrays, slime.generate_rollout, slime.close)
+FUNCTIONS = (tensors.collate, tensors.rows, tensors.numpy_arrays, slime.generate_rollout, slime.close, tinker.datums)
 TYPES = (
     (model, "Row"),
     (model, "BatchLike"),
@@ -54,7 +57,8 @@ PUBLIC = {"Limits": client.Limits}
 HEAD = """# The client, method by method
 
 Every method and field of `forebay.client`, for when you need a signature, a default or an error. For how to use them
-together, see [trainers.md](trainers.md); for tensors, [tensors.md](tensors.md); for slime, [slime.md](slime.md).
+together, see [trainers.md](trainers.md); for tensors, [tensors.md](tensors.md); for slime, [slime.md](slime.md);
+for Tinker, [tinker.md](tinker.md).
 
 Names that end in `_s` are seconds, names that end in `_bytes` are bytes. `make docs` generates this page from the code.
 
@@ -129,8 +133,9 @@ def _errors() -> str:
     """A table of all errors of the client, and those of the server that docstrings name."""
     texts = "".join(inspect.getdoc(member) or "" for kind in (*CLIENTS, *WRITERS) for _, member in _members(kind))
     texts += "".join(inspect.getdoc(each) or "" for each in (*CLIENTS, *WRITERS, *FUNCTIONS))
-    named = {name for name in re.findall(r"``(\w+)``", texts) if _is_error(getattr(core_errors, name, None))}
-    kinds = [*OWN_ERRORS, *(getattr(core_errors, name) for name in sorted(named))]
+    known = {**vars(core_errors), **vars(parts)}
+    named = {name for name in re.findall(r"``(\w+)``", texts) if _is_error(known.get(name))}
+    kinds = [*OWN_ERRORS, *(known[name] for name in sorted(named))]
     rows = [(f"`{each.__name__}`", f"`{each.__module__}`", f"`{each.code}`", _first_line(each)) for each in kinds]
     head = (
         "Each error has a `code`, a `hint` with a remedy and, for a wrong argument, its `field`. The errors of\n"
@@ -163,9 +168,11 @@ def _import_of(function: Callable[..., Any]) -> str:
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties, those of base classes in ``forebay.client`` included, in the order of the code."""
+    """Public methods and properties, those of Forebay's base classes included, in the order of the code."""
     seen: set[str] = set()
-    for each in reversed([base for base in kind.__mro__ if base.__module__.startswith("forebay.client")]):
+    for each in reversed(
+        [base for base in kind.__mro__ if base.__module__.startswith(("forebay.client", "forebay.core.parts"))]
+    ):
         for name in vars(each):
             member = inspect.getattr_static(kind, name)
             is_shown = inspect.isfunction(member) or isinstance(member, property) or hasattr(member, "attrname")
@@ -178,14 +185,16 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
 def _field_names(kind: type) -> list[str]:
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
-    return [field.name for field in msgspec.structs.fields(kind)] if issubclass(kind, msgspec.Struct) else []
+    if issubclass(kind, msgspec.Struct):
+        return [field.name for field in msgspec.structs.fields(kind)]
+    return list(getattr(kind, "_fields", ()))
 
 
 def _annotations(kind: type) -> dict[str, str]:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(tree, ast.ClassDef)
     return {
-        node.target.id: ast.unparse(node.annotation)
+        node.target.id: ast.unparse(node.annotation).strip("'")
         for node in tree.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
@@ -213,7 +222,8 @@ def _tree(function: Callable[..., Any]) -> ast.FunctionDef | ast.AsyncFunctionDe
 
 def _returned(function: Callable[..., Any]) -> str:
     returns = _tree(function).returns
-    return _type(returns) if returns is not None else "Any"
+    written = _type(returns) if returns is not None else "Any"
+    return written.removeprefix("Flow[").removesuffix("]") if written.startswith("Flow[") else written
 
 
 def _type(annotation: ast.expr) -> str:
@@ -240,7 +250,7 @@ def _signature(function: Callable[..., Any], name: str) -> str:
         shown.append(f"{prefix}{parameter.name}: {types[parameter.name]}{default}")
     # For a generator decorated as a context manager, the result of the ``with`` block is what it yields.
     is_context = any("contextmanager" in ast.unparse(each) for each in tree.decorator_list)
-    is_awaited = isinstance(tree, ast.AsyncFunctionDef)
+    is_awaited = isinstance(tree, ast.AsyncFunctionDef) or inspect.iscoroutinefunction(function)
     how = "async " * (is_awaited and is_context) or "await " * is_awaited
     how += "with " * is_context
     returned = _returned(function)

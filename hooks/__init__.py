@@ -18,7 +18,7 @@ A hook that raises, hangs or dies fails its group (``HookFailed``, with the trac
 
 from typing import TYPE_CHECKING
 
-from forebay.core.lazy_names import lazy_names
+from forebay.core.lazy_names import lazy_names, require_extra
 
 if TYPE_CHECKING:
     from forebay.hooks.run_hooks import HookRunner
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["HookInput", "HookRunner", "Processed", "Row", "Sizes", "Verdict", "hookimpl"]
 
+require_extra("server", "pluggy")
+
 # Lazy, because inspections and hook hosts need few of these modules.
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "HookRunner": "forebay.hooks.run_hooks",

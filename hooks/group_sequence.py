@@ -1,7 +1,7 @@
 """The fixed order in which a read calls the hooks for one group."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -100,12 +100,26 @@ def index_rows(outcome: Outcome) -> Processed:
     return Processed(rows, outcome.num_kept, outcome.is_filtered, outcome.is_out_of_range)
 
 
-def full_rows(outcome: Outcome, sources: Sequence[str | None], hook: str) -> Processed:
-    """Return encoded rows of full items. ``sources`` are the samples' uids; errors in the encoding name ``hook``."""
+def full_rows(outcome: Outcome, sources: Sequence[tuple[str | None, int]], hook: str) -> Processed:
+    """Return encoded rows of full items. ``sources`` are the samples' uids and numbers of tokens.
+
+    Side arrays of an item with another number of tokens are removed: their rows would belong to other tokens. Errors in
+    the encoding name ``hook``.
+    """
     # A user's hook may have reordered, copied or created items, so the uid identifies an item's sample.
-    order = {uid: row for row, uid in enumerate(sources) if uid is not None}
+    order = {uid: row for row, (uid, _) in enumerate(sources) if uid is not None}
+    lengths = dict(sources)
+    moved = [item for item in outcome.items if item.get("arrays") and lengths.get(uid_of(item)) != num_tokens(item)]
+    for item in moved:
+        item["arrays"] = None
     rows = [_full_row(_with_numbers(item), order, hook) for item in outcome.items]
-    return Processed(rows, outcome.num_kept, outcome.is_filtered, outcome.is_out_of_range)
+    return Processed(rows, outcome.num_kept, outcome.is_filtered, outcome.is_out_of_range, bool(moved))
+
+
+def num_tokens(item: Item) -> int:
+    """Number of tokens of a full item."""
+    tokens = item.get("tokens")
+    return len(tokens) if isinstance(tokens, Sized) else 0
 
 
 def _full_row(item: Item, order: dict[str, int], hook: str) -> Row:

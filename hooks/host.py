@@ -120,11 +120,11 @@ class Host:
         verdict = self._hooks.is_valid_group(_group(request), Sizes(*request.sizes))
         return host_messages.Judged(verdict.is_valid, verdict.is_finished, self._choice.decided)
 
-    def _process(self, request: host_messages.Process) -> host_messages.Rows:
+    def _process(self, request: host_messages.Process) -> host_messages.MadeRows:
         group, sizes = _group(request), Sizes(*request.sizes)
         contract = self._contract_for(group, sizes)
         # Read first, because users' hooks may change the items.
-        uids = [group_sequence.uid_of(item) for item in group[1]]
+        sources = [(group_sequence.uid_of(item), group_sequence.num_tokens(item)) for item in group[1]]
         with defaults.foreign_ids(group_sequence.foreign_ids(group[1], request.rollout_ids)):
             outcome = group_sequence.process(
                 self._hooks, group, sizes, contract, self._reward_range, has_own_filter=self._has_own_filter
@@ -134,10 +134,8 @@ class Host:
         else:
             # Items that are not plain JSON are noticed only here: the last user's hook let them pass.
             culprit = group_sequence.last_outside(self._implementations, contract) or self._asked
-            done = group_sequence.full_rows(outcome, uids, culprit)
-        return host_messages.Rows(
-            done.rows, done.num_kept, done.is_filtered, done.is_out_of_range, self._choice.decided
-        )
+            done = group_sequence.full_rows(outcome, sources, culprit)
+        return host_messages.MadeRows(done, self._choice.decided)
 
     def _contract_for(self, group: Group, sizes: Sizes) -> Contract:
         """Return the contract. If a salvaged group arrives before any verdict, calls ``is_valid_group`` to learn it."""

@@ -6,7 +6,7 @@ Bodies, ids and the answers of users' hooks are sent as JSON bytes, which msgpac
 import msgspec
 
 from forebay.core.group import SLIME_REWARD_RANGE, Normaliser, RewardRange
-from forebay.hooks.types import Contract, Row
+from forebay.hooks.types import Contract, Processed
 
 
 class Setup(msgspec.Struct, tag="setup"):
@@ -74,13 +74,10 @@ class Judged(msgspec.Struct, tag="judged"):
     contract: Contract | None
 
 
-class Rows(msgspec.Struct, tag="rows"):
+class MadeRows(msgspec.Struct, tag="rows"):
     """The rows of a group, and the contract if known."""
 
-    rows: list[Row]
-    num_kept: int
-    is_filtered: bool
-    is_out_of_range: bool
+    processed: Processed
     contract: Contract | None
 
 
@@ -104,6 +101,6 @@ class Failed(msgspec.Struct, tag="failed"):
 
 Request = Judge | Process | MetaInfo | Notify
 ToHost = Setup | Request
-Reply = Judged | Rows | Described | Notified
+Reply = Judged | MadeRows | Described | Notified
 FromHost = Hello | Asking | Reply | Failed
-REPLIES: dict[type[Request], type[Reply]] = {Judge: Judged, Process: Rows, MetaInfo: Described, Notify: Notified}
+REPLIES: dict[type[Request], type[Reply]] = {Judge: Judged, Process: MadeRows, MetaInfo: Described, Notify: Notified}

@@ -148,9 +148,9 @@ class HookRunner:
             _key(group), group.rewards, group.rollout_ids, bodies, _fields(sizes), group.forks
         )
         # This name is reported only if the host dies before it has announced a hook.
-        reply = cast(host_messages.Rows, await self._host.ask(request, "is_valid_group", is_refusable=True))
+        reply = cast(host_messages.MadeRows, await self._host.ask(request, "is_valid_group", is_refusable=True))
         self._host.decide(reply.contract)
-        return Processed(reply.rows, reply.num_kept, reply.is_filtered, reply.is_out_of_range)
+        return reply.processed
 
     async def meta_info(self, groups: Sequence[HookInput]) -> dict[str, Any]:
         """Call ``get_group_data_meta_info`` with ``groups``. Raises ``HookFailed``."""

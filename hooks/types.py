@@ -83,3 +83,5 @@ class Processed:
     """Whether the filter left fewer samples than ``min_valid_item_size``; ``rows`` is then empty."""
     is_out_of_range: bool = False
     """Whether only the run's ``reward_range``, and no filter of the file, left too few samples."""
+    has_dropped_arrays: bool = False
+    """Whether a hook changed the number of tokens of a row, which lost its side arrays."""

@@ -10,6 +10,9 @@ batches; ``runs/`` for what starts and stops; ``tracing/`` for where time went; 
 ``engine_pause_records``) for engines whose weights change. ``gateway_process`` keeps the gateway alive, and
 ``hard_stop`` ends the process if something hangs.
 
+The page under ``/ui/`` is in ``ui``; ``findings`` has its sentences, ``engine_watch`` its engines, ``search`` the texts
+that it searches.
+
 Replies are JSON from ``views`` and ``errors``, or a batch. ``direct_send`` sends a large batch from the store straight
 to the socket, and breaks off a stalled reply so that its lease ends too.
 """

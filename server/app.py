@@ -6,7 +6,12 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI
+from forebay.core.errors import MissingExtra
+
+try:
+    from fastapi import FastAPI
+except ModuleNotFoundError:
+    raise MissingExtra("fastapi", "server") from None
 from starlette.types import ASGIApp
 
 from forebay.buffer.buffer import Buffer
@@ -16,16 +21,20 @@ from forebay.buffer.store.journal import JournalStore
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.settings import Settings
 from forebay.generators.discovery.catalog import Catalog
+from forebay.generators.environments.child import PYTHON_VARIABLE
 from forebay.server.auth import Guard, RunKeys
 from forebay.server.engine_pauses import EnginePauses
 from forebay.server.errors import add_error_handlers
 from forebay.server.gateway_process import GatewayProcess
 from forebay.server.routes import (
+    annotations,
     batches,
+    bodies,
     exports,
     groups,
     operations,
     read_batches,
+    read_parts,
     run_process,
     runs,
     slime_runs,
@@ -34,6 +43,7 @@ from forebay.server.routes import (
 )
 from forebay.server.routes.openapi import complete_document
 from forebay.server.routes.sample_routes import SampleRouter
+from forebay.server.runs.evaluations import Evaluations
 from forebay.server.runs.folders import CodeCopies, RunFolders
 from forebay.server.runs.gateway_registration import RunGateway
 from forebay.server.runs.input_files import InputFiles
@@ -47,9 +57,12 @@ from forebay.server.runs.service import RunService
 from forebay.server.runs.start_checks import StartCheck
 from forebay.server.runs.start_fields import RunDefaults
 from forebay.server.runs.supervisor import Supervisor
+from forebay.server.search.searches import Searches
 from forebay.server.services import Services
 from forebay.server.tracing.run_traces import RunTraces
 from forebay.server.tracing.trace_upkeep import TraceUpkeep
+from forebay.server.ui import history, overview, search
+from forebay.server.ui.pages import UiPages
 from forebay.telemetry.metrics import Metrics
 from forebay.web.bodies import BodyBudget, BodyLimit, BodyMiddleware
 from forebay.web.browser_guard import BrowserGuard
@@ -63,9 +76,10 @@ def create_app(services: Services) -> ASGIApp:
     ordinary = BodyMiddleware(api, services.bodies, BodyLimit(settings.max_start_bytes, "max_start_bytes"))
     # Before the body is read. The sample routes even look up their run before that.
     keyed = RunKeys(ordinary, services.buffer)
-    app = SampleRouter(keyed, services, write_samples.PATHS | read_batches.PATHS)
+    paths = write_samples.PATHS | read_batches.PATHS | read_parts.PATHS | annotations.PATHS
+    app = SampleRouter(keyed, services, paths)
     if settings.token:  # a page in a browser does not know it
-        return Guard(app, settings.token)
+        return Guard(app, settings.token, settings.viewer_token)
     return BrowserGuard(app, own_hosts(settings), is_insecure=settings.insecure)
 
 
@@ -80,9 +94,26 @@ def create_api() -> FastAPI:
     # FastAPI's own doc pages are off: they load scripts from elsewhere, which could then call every route.
     api = FastAPI(title="Forebay", version=version("forebay"), docs_url=None, redoc_url=None)
     api.state.refusals = slime_runs.Refusals()
-    for module in (slime_runs, runs, exports, groups, batches, weights, operations):
+    api.state.overview = overview.Overview()
+    api.state.figures = history.BatchFigures()
+    for module in (
+        slime_runs,
+        runs,
+        exports,
+        groups,
+        bodies,
+        read_parts,
+        batches,
+        annotations,
+        weights,
+        operations,
+        overview,
+        history,
+        search,
+    ):
         api.include_router(module.router)
     api.include_router(run_process.router)
+    api.mount("/ui", UiPages(), name="ui")
     add_error_handlers(api)
     complete_document(api)
     return api
@@ -124,7 +155,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
                 stop_grace_s=settings.stop_grace_s,
                 max_engine_reply_bytes=settings.max_engine_reply_bytes,
                 working_dir=working_dir,
-                environment=files.limits.environment,
+                environment={**files.limits.environment, PYTHON_VARIABLE: settings.environment_python},
                 max_log_bytes=settings.max_log_bytes,
                 cluster=settings.model_dump(include={"worker_silence_s", "ray_address", "ray_namespace"}),
             )
@@ -151,9 +182,12 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         run_service.look_for_generators()  # in the background: a slow import must not hold up the start
         recorded = await stack.enter_async_context(RecordedGroups(sources))
 
+        evaluations = await stack.enter_async_context(Evaluations(buffer, run_service))
+
         def note_ended(run_id: str) -> None:
             sources.release(run_id)
             recorded.note_ended(run_id)
+            evaluations.note_ended(run_id)
 
         records.on_ended = note_ended
         retention = await stack.enter_async_context(
@@ -161,6 +195,7 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
         )
         await stack.enter_async_context(CodeCopies(buffer, folders))
         pauses = await stack.enter_async_context(EnginePauses(settings.data_dir / "pauses", buffer))
+        searches = await stack.enter_async_context(Searches())
         yield Services(
             settings=settings,
             buffer=buffer,
@@ -171,8 +206,10 @@ async def open_services(settings: Settings, own_url: str) -> AsyncIterator[Servi
             traces=traces,
             trace_upkeep=upkeep,
             retention=retention,
+            evaluations=evaluations,
             recorded=recorded,
             sources=sources,
+            searches=searches,
             metrics=Metrics(lambda: operations.snapshot(buffer, upkeep)),
             bodies=BodyBudget(settings.max_body_bytes, settings.max_bodies_bytes, settings.body_room_wait_s),
         )

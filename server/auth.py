@@ -12,16 +12,23 @@ from forebay.buffer.buffer import Buffer
 from forebay.core.errors import RunNotFound, Unauthorized
 from forebay.web.replies import encode, envelope, send_json
 
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/ui"})
+UI_PATHS = "/ui/"
+"""The files of the page, which hold nothing secret: the page asks for the token."""
 RUN_PATHS = "/w/"
+READING = frozenset({"GET", "HEAD"})
 
 
 class Guard:
-    """Checks the bearer token. Paths under ``/w/`` carry a run's key instead, which ``RunKeys`` checks."""
+    """Checks the bearer token, or for reading the viewer's; "" as ``viewer_token`` is none.
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    Paths under ``/w/`` carry a run's key instead, which ``RunKeys`` checks.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, viewer_token: str = "") -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode()
+        self._expected_to_read = f"Bearer {viewer_token}".encode() if viewer_token else self._expected
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._may_pass(scope):
@@ -34,11 +41,13 @@ class Guard:
 
     def _may_pass(self, scope: Scope) -> bool:
         path = scope["path"]
-        if path in OPEN_PATHS or path.startswith(RUN_PATHS):
+        if path in OPEN_PATHS or path.startswith((RUN_PATHS, UI_PATHS)):
             return True
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         # Constant time: the duration of a comparison would reveal how much of the token is right.
-        return secrets.compare_digest(given, self._expected)
+        if secrets.compare_digest(given, self._expected):
+            return True
+        return scope["method"] in READING and secrets.compare_digest(given, self._expected_to_read)
 
 
 class RunKeys:

@@ -154,6 +154,7 @@ class GatewayProcess:
             body_room_wait_s=self._settings.body_room_wait_s,
             connections=ConnectionLimits.of(self._settings),
             log_level=self._settings.log_level,
+            log_format=self._settings.log_format,
             runs=self._registered,
         )
         descriptor = bound.fileno()

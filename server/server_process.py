@@ -49,6 +49,12 @@ def listen(settings: Settings) -> socket.socket:
             hint="set FOREBAY_TOKEN, or pass --insecure on a network that you trust",
             field="host",
         )
+    if settings.viewer_token and settings.token in ("", settings.viewer_token):
+        raise InvalidInput(
+            "viewer_token needs a token beside it, and must differ from it: without a token every client may read",
+            hint="set FOREBAY_TOKEN as well",
+            field="viewer_token",
+        )
     return bind(settings.host, settings.port)
 
 

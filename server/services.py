@@ -9,10 +9,12 @@ from forebay.buffer.retention import Retention
 from forebay.core.settings import Settings
 from forebay.generators.discovery.catalog import Catalog
 from forebay.server.engine_pauses import EnginePauses
+from forebay.server.runs.evaluations import Evaluations
 from forebay.server.runs.gateway_registration import RunGateway
 from forebay.server.runs.recorded_groups import RecordedGroups
 from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.runs.service import RunService
+from forebay.server.search.searches import Searches
 from forebay.server.tracing.run_traces import RunTraces
 from forebay.server.tracing.trace_upkeep import TraceUpkeep
 from forebay.telemetry.metrics import Metrics
@@ -32,8 +34,10 @@ class Services:
     traces: RunTraces
     trace_upkeep: TraceUpkeep
     retention: Retention
+    evaluations: Evaluations
     recorded: RecordedGroups
     sources: ReplaySources
+    searches: Searches
     metrics: Metrics
     bodies: BodyBudget
 

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from forebay.buffer.buffer import LiveRun
@@ -16,17 +17,16 @@ from forebay.core.run import Run, RunState
 from forebay.core.scheduling.scheduler import settings_in_use
 
 
-def run_view(entry: LiveRun) -> dict[str, Any]:
-    """A run with its counts, without its key."""
+def run_summary(entry: LiveRun) -> dict[str, Any]:
+    """A run's state and counts, as far as they change while the run works."""
     run, buffer, groups = entry.run, entry.buffer, entry.buffer.groups
     return {
         "run_id": run.run_id,
         "name": run.name,
         "task_type": run.task_type,
-        "origin": run.origin,
+        "evaluates": run.evaluates and asdict(run.evaluates),
         "state": run.state.value,
         "reason": run.reason,
-        "warnings": run.warnings,
         "has_ended": run.has_ended,
         "is_waiting_for_engine": run.is_waiting_for_engine or run.is_gateway_waiting,
         # A run may end while its engines are paused: then it is no longer paused.
@@ -35,22 +35,34 @@ def run_view(entry: LiveRun) -> dict[str, Any]:
         "is_stalled": buffer.is_stalled,
         "alarm": alarm_view(entry),
         "weight_version": run.weight_version,
-        "created_at_s": run.created_at_s,
         "started_at_s": run.started_at_s,
         "active_s": round(buffer.active.now_s(), 3),
-        "generator": run.generator_path,
         "engine_urls": [without_login(url) for url in engine_urls(run.payload) if is_http_url(url)],
-        "input_file": run.payload.get("input_file"),
-        "input_sha256": run.input_sha256 or None,
         "num_groups_total": run.num_groups_total,
         "groups": {state.value: groups.states[state] for state in GroupState},
         "num_groups_full": groups.num_full,
         "num_groups_idle": len(groups.idle),
         "discarded": dict(groups.discard_reasons),
-        "checkpoints": buffer.batches.steps,
         "samples": {"buffered": groups.num_live_samples, "buffered_bytes": groups.num_live_bytes, **buffer.counts},
         "rewards": buffer.rewards.as_json(),
+        "reward_parts": {name: tally.as_json() for name, tally in run.reward_parts.items()},
         "outcomes": {outcome.value: buffer.outcomes[outcome] for outcome in RolloutOutcome},
+    }
+
+
+def run_view(entry: LiveRun) -> dict[str, Any]:
+    """A run with its counts, without its key."""
+    run, buffer = entry.run, entry.buffer
+    return {
+        **run_summary(entry),
+        "origin": run.origin,
+        "warnings": run.warnings,
+        "created_at_s": run.created_at_s,
+        "process_ended_s": run.process_ended_s,
+        "generator": run.generator_path,
+        "input_file": run.payload.get("input_file"),
+        "input_sha256": run.input_sha256 or None,
+        "checkpoints": buffer.batches.steps,
         "counts": dict(run.counts),
         "tokens": tokens_view(run.counts),
         "hooks": buffer.hooks.implementations(),
@@ -59,6 +71,7 @@ def run_view(entry: LiveRun) -> dict[str, Any]:
         "workers": buffer.workers if run.state is RunState.RUNNING else [],
         "replay": run.replay,
         "settings": run.settings.model_dump(),
+        "sampling_params": params if isinstance(params := run.payload.get("sampling_params"), dict) else {},
         "run_defaults": run.defaults,
     }
 
@@ -166,6 +179,7 @@ def group_view(row: GroupRow) -> dict[str, Any]:
         "num_forks": row.num_forks,
         "num_deliveries": row.num_deliveries,
         "batch_id": row.batch_id,
+        "weight_version": row.weight_version,
     }
 
 
@@ -200,8 +214,12 @@ def sample_view(stored: StoredSample, *, has_body: bool) -> dict[str, Any]:
         "is_foreign": row.is_foreign,
         "status": "failed" if row.reward is None else "completed",
         "reward": row.reward,
+        "reward_parts": row.reward_parts,
         "error": row.error,
+        "oldest_version": row.oldest_version,
+        "at_s": row.at_s,
         "received_at_s": row.received_at_s,
+        "num_tokens": row.num_tokens or None,
         "num_bytes": stored.location.length,
         "has_body": has_body,
     }

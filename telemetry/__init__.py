@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["EventLog", "span", "traceparent"]
 
 # Every process imports the log, but few of them trace.
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "EventLog": "forebay.telemetry.event_log",

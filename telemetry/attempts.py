@@ -138,13 +138,10 @@ class _Rollout:
         for name, (writer, span) in self._spans.items():
             root = self._root(span)
             if name not in self.attempts and root not in self.attempts and (root or not self.attempts):
-                if self._lies_within(span):
+                ended = (each for each in self.attempts.values() if not each.is_open)
+                if any(each.begin - _CLOCKS_APART_NS <= span.t <= each.end for each in ended):
                     continue  # its parent is an agent's span, which is not recorded here, or was lost
                 self.attempts[root] = self._open_attempt(root, writer, span)
-
-    def _lies_within(self, span: Span | Open) -> bool:
-        ended = (each for each in self.attempts.values() if not each.is_open)
-        return any(each.begin - _CLOCKS_APART_NS <= span.t <= each.end for each in ended)
 
     def _open_attempt(self, name: str, writer: Writer, span: Span | Open) -> Attempt:
         attempt = Attempt(self._uid, self._group, name, writer, None, span.t, span.t, span.attempt, is_open=True)

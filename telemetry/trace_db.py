@@ -43,6 +43,7 @@ CREATE INDEX by_group ON line (grp);
 CREATE INDEX summaries ON line (is_summary) WHERE is_summary;
 """
 _Row = tuple[str, str, bool, int, int, int, int, bytes]
+_OF_ROLLOUT = (Span, Open, RolloutSummary)
 
 _READ_TIMES = ("last_asked", "satisfied", "judged", "first_byte", "sent")
 
@@ -109,17 +110,15 @@ class TraceDB:
         return (GroupSpan(*row) for row in self._database.execute(query))
 
     def rollouts(self, groups: Iterable[str]) -> Iterator[list[Attempt]]:
-        """The attempts of each rollout of ``groups``, in order. Loads all of these groups into memory at once."""
-        query = """
-            SELECT uid, writer, number, raw FROM line
-            WHERE grp IN (SELECT value FROM json_each(?)) AND uid != '' ORDER BY rowid
-        """
-        found: dict[str, list[TraceLine]] = {}
-        for uid, *row in self._database.execute(query, (msgspec.json.encode(list(groups)).decode(),)):
-            found.setdefault(uid, []).append(self._line(*row))
+        """The attempts of each rollout of ``groups``, in order. Loads one group into memory at a time."""
+        query = "SELECT uid, writer, number, raw FROM line WHERE grp = ? AND uid != '' ORDER BY rowid"
         last_ns = self.last_ns
-        for uid, lines in found.items():
-            yield attempts_of(uid, lines, last_ns)
+        for group in groups:
+            found: dict[str, list[TraceLine]] = {}
+            for uid, *row in self._database.execute(query, (group,)):
+                found.setdefault(uid, []).append(self._line(*row))
+            for uid, lines in found.items():
+                yield attempts_of(uid, lines, last_ns)
 
     def summaries(self) -> Iterator[TraceLine]:
         """The summaries of all attempts, in the order of their lines."""
@@ -161,7 +160,7 @@ class TraceDB:
     def _row(self, writer: Writer, number: int, record: Record, line: bytes) -> _Row:
         begin: int = record.t + writer.shift_ns  # type: ignore[union-attr]  # heads are handled by the caller
         uid = group = ""
-        if isinstance(record, Span | Open | RolloutSummary):
+        if isinstance(record, _OF_ROLLOUT):
             end = begin if isinstance(record, Open) else begin + record.d
             uid, group = record.uid, record.group if record.uid else ""
         elif isinstance(record, Read):

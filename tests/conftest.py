@@ -38,7 +38,7 @@ LONGEST = (
     "server/test_run_life.py",
     "server/test_pause_deadlines.py",
     "client/test_slime_crashes.py",
-    "test_package.py",
+    "install",
     "test_readme.py",
     "test_slime_example.py",
     "server/test_group_ageing.py",
@@ -56,14 +56,24 @@ LONGEST = (
 """Files and folders, below this one, that take longest: what is begun last decides when a parallel run ends."""
 STARTED_IN_FULL = ("attack", "benchmarks", "crash", "e2e", "profile", "sglang", "soak")
 """Folders whose servers are started as users start theirs; so is the shared ``server``. Others are ``preloaded``."""
-MARKED_FOLDERS = {"attack": "attack", "benchmarks": "bench", "profile": "profile", "sglang": "sglang"}
+MARKED_FOLDERS = {
+    "attack": "attack",
+    "benchmarks": "bench",
+    "browser": "browser",
+    "environments": "environments",
+    "profile": "profile",
+    "sglang": "sglang",
+    "trainers": "trainers",
+}
 """Folders of which every test has one marker. Each worker would load what they import, only to deselect them all."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave the folders alone whose tests are not asked for."""
     marker = MARKED_FOLDERS.get(collection_path.name) if collection_path.parent == Path(__file__).parent else None
-    return True if marker and f"not {marker}" in config.option.markexpr else None
+    asked = config.option.markexpr
+    # Only `make test-browser` installs what the tests in a browser import.
+    return True if marker and (f"not {marker}" in asked or (marker == "browser" and marker not in asked)) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,9 +4,8 @@ import os
 import selectors
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,9 @@ from typing import IO, Any, Self, TypeVar
 
 import httpx
 import psutil
+import pytest
 
+from forebay.client import SampleWriter
 from tests import preloaded
 
 Json = dict[str, Any]
@@ -133,6 +134,12 @@ class NativeRun:
         verdicts: list[Json] = _ok(self.client.post(f"{self.path}/samples", json=list(samples)))["results"]
         return verdicts
 
+    def send(self, samples: Iterable[Json]) -> None:
+        """Write samples with the client's writer, which sends arrays as such."""
+        with SampleWriter(self.server.url, self.run_id) as writer:
+            for sample in samples:
+                writer.write(sample)
+
     def read(self, **body: Any) -> Json:
         return _ok(self.client.post(f"{self.path}/batches", json=body))
 
@@ -188,9 +195,9 @@ class NativeRun:
     def stop(self) -> Json:
         return _ok(self.client.post(f"{self.path}/stop"))
 
-    def wait_for_state(self, state: str) -> Json:
+    def wait_for_state(self, state: str, timeout_s: float = TIME_LIMIT_S) -> Json:
         """The run, once it is in ``state``."""
-        return poll_until(lambda: view if (view := self.view())["state"] == state else {})
+        return poll_until(lambda: view if (view := self.view())["state"] == state else {}, timeout_s)
 
 
 @dataclass
@@ -269,7 +276,7 @@ class ServerProcess:
         with self.log_path.open("a") as log:
             forked = preloaded.launch(["serve", *flags], self.directory, env, log) if self._is_preloaded else None
             self._process = forked or subprocess.Popen(
-                [*self._command_prefix, sys.executable, "-m", "forebay.server.cli", "serve", *flags],
+                [*self._command_prefix, preloaded.PYTHON, "-m", "forebay.server.cli", "serve", *flags],
                 cwd=self.directory,
                 env=env,
                 stdout=subprocess.PIPE,
@@ -350,3 +357,17 @@ def first_line(stream: IO[str], timeout_s: float) -> str:
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         return stream.readline().strip() if selector.select(timeout_s) else ""
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    """The value of a metric of the server; 0 if it has none."""
+    page = server.client.get("/metrics").text
+    return next((float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(f"{name} ")), 0.0)
+
+
+def interpreter(variable: str, packages: str, command: str) -> str:
+    """The interpreter that ``variable`` names, of an install.sh's environment. Skips the test without one."""
+    python = os.environ.get(variable)
+    if not python:
+        pytest.skip(f"{variable} does not name an interpreter with {packages}: run `{command}`")
+    return python

@@ -21,8 +21,10 @@ from typing import IO, Any
 
 from forebay.core.child_process import skip_httpx_command
 
-_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "FOREBAY_TOKEN")
-"""Beginnings of variables that count when Python or the C library starts; a token's place is overwritten there."""
+PYTHON = os.environ.get("FOREBAY_SERVER_PYTHON", sys.executable)
+"""What runs the servers: `make test-browser` names the Python of an environment with the wheel."""
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "SQLITE_", "FOREBAY_TOKEN")
+"""Beginnings of variables that count when Python or a C library starts; a token's place is overwritten there."""
 _REQUEST_BYTES = 1 << 20
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -59,7 +61,7 @@ class ForkedServer:
 
 def launch(arguments: Sequence[str], cwd: Path, env: Mapping[str, str], log: IO[str]) -> ForkedServer | None:
     """``python -m forebay.server.cli ARGUMENTS``; None where only a start of Python itself can heed ``env``."""
-    if not hasattr(os, "pidfd_open") or "FOREBAY_TOKEN" in env or _read_at_start(env) != _read_at_start(os.environ):
+    if not hasattr(os, "pidfd_open") or "FOREBAY_TOKEN" in env or _read_at_start(env) != _AT_START:
         return None
     stdout, written = os.pipe()
     status, told = os.pipe()
@@ -77,13 +79,16 @@ def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
 
 
+_AT_START = _read_at_start(os.environ)
+
+
 @cache
 def _forker() -> socket.socket:
     """The way to the process that forks: one for this process, which it does not outlive."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES)
     with theirs:
-        command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+        command = [PYTHON, "-P", __file__, str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
 
     @atexit.register

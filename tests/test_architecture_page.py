@@ -43,6 +43,7 @@ _NOT_MODULES = {
     "samples": "a content type ends so",
     "env": "a file of settings is called so",
     "policies": "a group of entry points",
+    "exporters": "a group of entry points",
 }
 
 

@@ -19,6 +19,8 @@ def dependencies() -> Iterator[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     for told in (*project["dependencies"], *(each for extra in extras.values() for each in extra)):
+        if told.startswith("forebay["):
+            continue
         yield normal(re.match(r"[A-Za-z0-9._-]+", told)[0])  # type: ignore[index]
 
 

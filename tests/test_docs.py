@@ -23,7 +23,7 @@ from forebay.core.settings import Settings
 from forebay.hooks.specs import NOTIFICATIONS, READ_HOOKS
 from forebay.server.app import create_api
 from forebay.server.cli.command_line import app as cli
-from forebay.server.cli.run_facts import DISCARD_REASONS
+from forebay.server.findings import DISCARD_REASONS
 from forebay.telemetry.analysis.causes.wording import ADVICE
 from forebay.telemetry.metrics import COUNTERS, GAUGES
 from forebay.telemetry.tracing.records import PHASES, SERVER_PHASES

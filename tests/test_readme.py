@@ -45,7 +45,12 @@ def test_the_trainer_reads_what_the_generator_makes(
 
     with ScriptedEngine(script).in_thread() as engine:
         server = make_server(generators=tmp_path / "tasks")
-        start = {"task_type": "sums", "input_file": str(tmp_path / "sums.jsonl"), "remote_engine_url": engine.url}
+        start = {
+            "task_type": "sums",
+            "name": "sums",
+            "input_file": str(tmp_path / "sums.jsonl"),
+            "remote_engine_url": engine.url,
+        }
         server.client.post("/v1/runs", json={**start, "num_repeat_per_sample": 4}).raise_for_status()
         (tmp_path / "trainer.py").write_text(trainer.replace("http://127.0.0.1:8889", server.url))
         runpy.run_path(str(tmp_path / "trainer.py"))

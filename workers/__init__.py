@@ -5,3 +5,7 @@ holds the policies, which use no clock and do no I/O, so the same code runs in r
 ``simulator`` runs the same job over modelled engines. ``members`` is one worker of a worker group, ``backends`` is
 where workers run, ``groups`` is the object that has their methods, and ``rollouts`` runs rollouts on workers.
 """
+
+from forebay.core.lazy_names import require_extra
+
+require_extra("server", "cloudpickle")

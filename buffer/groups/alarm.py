@@ -76,7 +76,7 @@ def cause_of(row: GroupRow, settings: RunSettings) -> str:
     """Why a discarded group was lost, named like a ``DiscardReason``; "" if it was discarded intentionally."""
     num_completed = row.num_samples - row.num_failed
     match row.reason:
-        case DiscardReason.STALE:
+        case DiscardReason.STALE | DiscardReason.EVALUATED:
             return ""
         case DiscardReason.INVALID:
             # A single remaining reward compares with nothing, so equal rewards are not the cause.

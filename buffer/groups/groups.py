@@ -114,6 +114,11 @@ class Groups:
         if self.idle and self.is_full(group):  # none of its rollouts will be in flight any more
             self.set_busy(group, now_s)
 
+    def add_part(self, key: str, digest: str, num_bytes: int) -> None:
+        """Note a part of a group's samples."""
+        self.by_id[key].parts[digest] = num_bytes
+        self.num_live_bytes += num_bytes
+
     def is_full(self, group: SampleGroup) -> bool:
         """Whether every slot has its sample, including failed ones."""
         return group.row.num_samples >= self.settings.group_size
@@ -186,7 +191,7 @@ class Groups:
         # Memory holds what may be delivered; groups that become ready again are read from the store.
         self.num_live_samples -= len(group.samples)
         self.num_live_bytes -= group.num_bytes
-        group.samples, group.filled, group.staged = [], bytearray(), None
+        group.samples, group.parts, group.filled, group.staged = [], {}, bytearray(), None
 
     def revive(self, group: SampleGroup, samples: Iterable[Sample]) -> None:
         """Restore the samples of a delivered group before it becomes ready again."""
@@ -289,12 +294,14 @@ class Groups:
             self.unreported[row.group_id] = self.by_id[row.group_id]
 
     def restore_sample(self, sample: Sample) -> SampleGroup:
-        """Add a stored sample to its live group; called in order of arrival."""
+        """Add a stored sample or part to its live group; called in order of arrival."""
         key = sample.row.group_id
         group = self.by_id[key]
         group.take(sample)
-        self.num_live_samples += 1
         self.num_live_bytes += sample.num_bytes
+        if sample.row.digest:
+            return group
+        self.num_live_samples += 1
         if group.state is GroupState.OPEN:
             _count(group.row, sample)
             group.row.last_sample_s = sample.row.at_s

@@ -28,11 +28,13 @@ class Sample(msgspec.Struct, gc=False):
 class SampleGroup:
     """A group and, while it is live, its samples."""
 
-    __slots__ = ("filled", "last_sample_at_s", "ready_at_s", "repeats", "row", "samples", "staged")
+    __slots__ = ("filled", "last_sample_at_s", "parts", "ready_at_s", "repeats", "row", "samples", "staged")
 
     def __init__(self, row: GroupRow) -> None:
         self.row = row
         self.samples: list[Sample] = []
+        self.parts: dict[str, int] = {}
+        """Bytes of the parts of its samples, by digest."""
         self.filled = bytearray()
         """1 for each slot that has its main sample. A set would need ten times as much memory."""
         self.staged: object | None = None
@@ -81,7 +83,10 @@ class SampleGroup:
         return self.row.num_samples - self.row.num_failed
 
     def take(self, sample: Sample) -> None:
-        """Add a sample; a fork fills no slot."""
+        """Add a sample; a fork fills no slot, a part is only counted."""
+        if digest := sample.row.digest:
+            self.parts[digest] = sample.num_bytes
+            return
         self.samples.append(sample)
         if not sample.row.fork:
             self.filled.extend(bytes(max(0, sample.row.slot + 1 - len(self.filled))))
@@ -95,7 +100,7 @@ class SampleGroup:
 
     @property
     def num_bytes(self) -> int:
-        return sum(sample.num_bytes for sample in self.samples)
+        return sum(sample.num_bytes for sample in self.samples) + sum(self.parts.values())
 
     @property
     def oldest_version(self) -> int | None:

@@ -72,6 +72,7 @@ class Leases:
         for group in changed:
             # A late ack claims its groups without delivering them again.
             group.row.num_deliveries += state is GroupState.LEASED
+            group.row.weight_version = self.buffer.run.weight_version
             group.row.batch_id = row.batch_id
             groups.move(group, state, self.buffer.active.now_s())
         reported = [groups.unreported.pop(key) for key in row.reported_ids if key in groups.unreported]
@@ -321,7 +322,7 @@ class Leases:
     def _revive(self, group: SampleGroup, samples: list[Sample]) -> None:
         self.buffer.groups.revive(group, samples)
         # Undelivered again, they count in the next meta info.
-        for sample in samples:
+        for sample in group.samples:
             self.buffer.window.add(group, sample)
 
     def forget(self) -> None:

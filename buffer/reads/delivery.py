@@ -17,10 +17,11 @@ from forebay.buffer.reads.reply_rows import ReplyRows
 from forebay.buffer.reads.selection import ChosenGroup, ReadRequest, Selection
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.run_warnings import for_trainer
+from forebay.core.backoff import Deadline
 from forebay.core.errors import BatchAcked, BodyUnreadable, RunEnded, StorageFailed
 from forebay.core.group import BatchState, GroupState
 from forebay.core.records.rows import BatchRow
-from forebay.core.waiting import Deadline, Signal
+from forebay.core.waiting import Signal
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Delivery:
         self._buffer = buffer
         self._group_judge = group_judge
         self._selection = Selection(buffer, group_judge)
-        self._readers: dict[_Reader, None] = {}
+        self.readers: dict[_Reader, None] = {}
         """Waiting readers, in order of arrival."""
         self.leases = Leases(buffer)
         self._num_reads_since_end: Counter[int] = Counter()
@@ -131,7 +132,7 @@ class Delivery:
     async def _obtain(self, request: ReadRequest, wait_s: float) -> LeasedBatch | None:
         reader = _Reader(request)
         # A dictionary, because it keeps the order of arrival and removes a reader in O(1).
-        self._readers[reader] = None
+        self.readers[reader] = None
         try:
             await self._serve_within(reader, Deadline(wait_s))
         except BaseException:  # includes a reader cancelled just after another's attempt had served it
@@ -139,7 +140,7 @@ class Delivery:
                 self.leases.abandoned(reader.batch.batch_id)
             raise
         finally:
-            del self._readers[reader]
+            del self.readers[reader]
             if not reader.is_served:  # otherwise the attempt in progress does so
                 self._take_back(reader)
         return reader.batch
@@ -175,7 +176,7 @@ class Delivery:
     async def _serve_up_to(self, last: "_Reader") -> None:
         """Try to serve every reader up to and including ``last`` from what is there now."""
         # A copy, because readers come and go while hooks run.
-        for reader in list(self._readers):
+        for reader in list(self.readers):
             changed = self._buffer.news
             if reader.is_waiting and not reader.knows(changed):
                 # Noted before the attempt, so that a change during it causes another attempt.
@@ -192,13 +193,13 @@ class Delivery:
                     self._give(reader, batch)
                 finally:
                     reader.is_served = False
-                    if reader not in self._readers:
+                    if reader not in self.readers:
                         self._take_back(reader)
             if reader is last:
                 return
 
     def _give(self, reader: "_Reader", batch: LeasedBatch | None) -> None:
-        if reader in self._readers:
+        if reader in self.readers:
             reader.batch = batch
         elif batch is not None:  # its reader disconnected meanwhile
             self.leases.abandoned(batch.batch_id)

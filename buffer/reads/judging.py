@@ -12,6 +12,7 @@ from forebay.buffer.groups.meta_info import MetaWindow
 from forebay.buffer.groups.sample_group import Sample, SampleGroup
 from forebay.buffer.reads.reply_rows import Finish, Planned
 from forebay.buffer.run_buffer import RunBuffer
+from forebay.buffer.run_warnings import DROPPED_ARRAYS, warn
 from forebay.core.errors import BodyUnreadable, HookFailed, StorageFailed
 from forebay.core.group import LIVE, DiscardReason, GroupState, range_text
 from forebay.core.ids import InstanceId
@@ -240,6 +241,8 @@ class GroupJudge:
                     detail += self._note_rewards(group)
                 self._buffer.move(group, GroupState.DISCARDED, DiscardReason.FILTERED, detail)
             return None
+        if processed.has_dropped_arrays:
+            warn(self._buffer.run, DROPPED_ARRAYS)
         group.staged = JudgedGroup(processed.rows, completed, self._hooks)
         return group.staged
 

@@ -10,7 +10,7 @@ import msgspec
 from forebay.buffer.groups.sample_group import Sample
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Edited, Outbound, Piece, Slice, stretches
-from forebay.core.reward_place import Parts, rewards_text, set_reward
+from forebay.core.records.reward_place import Parts, rewards_text, set_reward
 from forebay.hooks.types import Row
 
 LOADED_BYTES = 8 << 20

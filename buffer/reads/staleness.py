@@ -7,7 +7,7 @@ from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.run_warnings import UNANNOUNCED, warn
 from forebay.core.group import DiscardReason, GroupState
-from forebay.core.reward_place import Parts
+from forebay.core.records.reward_place import Parts
 
 MARK = b',"is_stale":true}'
 

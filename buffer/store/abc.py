@@ -1,7 +1,7 @@
 """The specification of a store. Every implementation passes the same contract suite (``tests/contracts``)."""
 
 from abc import ABC, abstractmethod
-from asyncio import Future, get_running_loop
+from asyncio import Event, Future, get_running_loop
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from socket import socket
@@ -73,11 +73,13 @@ Outbound = Piece | Slice
 
 
 class GroupBodies(msgspec.Struct, frozen=True, gc=False):
-    """The bodies in one segment of the samples that name one group."""
+    """The bodies in one segment of the samples that name one group, and of their parts."""
 
     run_id: str
     group_id: str
     num_bytes: int
+    part_bytes: int
+    """Bytes of parts and notes among them."""
     newest_at_s: float
     """Wall-clock seconds at which the last of them arrived."""
 
@@ -104,6 +106,37 @@ class StoreStats(msgspec.Struct):
     """False after a failed append, until ``recover``."""
 
 
+class Removals:
+    """Segments whose removal is in progress, each with the journal's generation at its start."""
+
+    def __init__(self) -> None:
+        self._generations: dict[int, int] = {}
+        self._is_empty = Event()
+        self._is_empty.set()
+
+    def __contains__(self, segment: int) -> bool:
+        return segment in self._generations
+
+    def generation(self, segment: int) -> int:
+        """The generation in which the removal began. Raises ``KeyError`` if it did not."""
+        return self._generations[segment]
+
+    def begin(self, segment: int, generation: int) -> None:
+        """Record that the removal of a segment begins."""
+        self._generations[segment] = generation
+        self._is_empty.clear()
+
+    def end(self, segment: int) -> None:
+        """Record that the removal has ended, or was cancelled."""
+        self._generations.pop(segment, None)
+        if not self._generations:
+            self._is_empty.set()
+
+    async def wait_until_empty(self) -> None:
+        """Wait until no removal is in progress."""
+        await self._is_empty.wait()
+
+
 class Store(ABC):
     """Durable rows and bodies, in one order.
 
@@ -123,6 +156,11 @@ class Store(ABC):
     Appends are called from the event loop's thread and return at once. Reads and queries are coroutines that do not
     block the loop; they see every successful append that was called before them.
     """
+
+    _generation = 0
+
+    def __init__(self) -> None:
+        self._removals = Removals()
 
     @abstractmethod
     async def __aenter__(self) -> Self:
@@ -215,7 +253,7 @@ class Store(ABC):
 
     @abstractmethod
     async def load_samples(self, run_id: str) -> list[StoredSample]:
-        """Member samples of the run's open, ready and leased groups, in order of arrival."""
+        """Member samples of the run's open, ready and leased groups, and their parts, in order of arrival."""
 
     @abstractmethod
     async def load_batches(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[BatchRow]:
@@ -231,7 +269,7 @@ class Store(ABC):
 
     @abstractmethod
     async def uids_by_group(self, run_id: str, limit: int | None = None) -> dict[str, list[str]] | None:
-        """Uids of the run's samples by the group they name; None if there are more than about ``limit``."""
+        """Uids of the run's samples, not of parts, by group; None if there are more than about ``limit``."""
 
     @abstractmethod
     async def catch_up(self) -> None:
@@ -252,17 +290,24 @@ class Store(ABC):
 
     @abstractmethod
     async def groups(
-        self, run_id: str, *, state: str | None = None, after: str = "", limit: int = 100
+        self, run_id: str, *, state: str | None = None, after: str = "", limit: int = 100, newest: bool = False
     ) -> list[GroupRow]:
-        """A page of the run's groups after the group ``after``, in the order in which they opened."""
+        """A page of the run's groups beyond the group ``after``, in opening order or ``newest`` first."""
 
-    @abstractmethod
     async def samples(self, run_id: str, group_id: str) -> list[StoredSample]:
-        """All samples that name the group, including late and surplus ones, in order of arrival."""
+        """All samples that name the group, with late and surplus ones, parts and notes, in order of arrival."""
+        return (await self.samples_of(run_id, [group_id]))[group_id]
 
     @abstractmethod
     async def samples_of(self, run_id: str, group_ids: Sequence[str]) -> dict[str, list[StoredSample]]:
         """``samples`` for many groups at once, by group; the list is empty if no sample names the group."""
+
+    @abstractmethod
+    async def notes(self, run_id: str, prefix: str, since_s: float) -> list[StoredSample]:
+        """Notes of the run's samples whose uid begins with ``prefix``, in any order.
+
+        Those that arrived before ``since_s`` may be left out.
+        """
 
     @abstractmethod
     def stats(self) -> StoreStats:
@@ -290,33 +335,35 @@ class Store(ABC):
     async def num_row_bytes(self, segment: int) -> int:
         """Approximate number of bytes that ``clear`` rewrites, besides the bodies of moved groups."""
 
-    @abstractmethod
     def holds(self, location: Location) -> bool:
         """Whether the body exists and its segment is not about to be removed."""
+        return not self.has_removed(location) and location.segment not in self._removals
 
     @abstractmethod
     def has_removed(self, location: Location) -> bool:
         """Whether the segment of the body has been removed."""
 
-    @abstractmethod
     async def wait_for_removals(self) -> None:
         """Wait until no removal is in progress: bodies then stay where they are, or are removed."""
+        await self._removals.wait_until_empty()
 
-    @abstractmethod
     def begin_removal(self, segment: int) -> None:
         """Announce the removal of a segment: from now on ``holds`` is false for everything in it."""
+        self._removals.begin(segment, self._generation)
 
-    @abstractmethod
     def cancel_removal(self, segment: int) -> None:
         """Undo ``begin_removal``, unless the segment has been removed."""
+        self._removals.end(segment)
 
     @abstractmethod
-    async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
+    async def clear(
+        self, segment: int, moved: Collection[tuple[str, str]], bare: Collection[tuple[str, str]] = ()
+    ) -> None:
         """Append again all information that only this segment has, and wait for the disk.
 
-        For groups in ``moved`` (run and group) this includes the bodies, which get new locations. For all other
-        samples everything except the body stays known after the removal. Raises ``StorageFailed``; then nothing is
-        lost, and the call can be repeated.
+        For groups in ``moved`` (run and group) this includes the bodies, which get new locations; without their parts
+        if they are also in ``bare``. For all other samples everything except the body stays known after the removal.
+        Raises ``StorageFailed``; then nothing is lost, and the call can be repeated.
         """
 
     @abstractmethod

@@ -31,6 +31,7 @@ SCHEMA = (
     STARTS.schema,
     GROUPS.schema,
     "CREATE INDEX groups_by_number ON groups (run_id, number)",
+    "CREATE INDEX groups_by_state ON groups (run_id, state, number)",
     "CREATE INDEX groups_by_instance ON groups (run_id, instance_id, epoch)",
     BATCHES.schema,
     "CREATE INDEX batches_by_number ON batches (run_id, number)",

@@ -19,6 +19,9 @@ from forebay.core.ids import InstanceId
 from forebay.core.records.log_records import Position
 from forebay.core.records.rows import BatchRow, CheckpointRow, FoundGroup, GroupRow, RunRow, StartRow, StoredSample
 
+MAX_NUMBER = 2**63 - 1
+"""Largest integer of SQLite."""
+
 ResultT = TypeVar("ResultT")
 Query = Callable[[sqlite3.Connection], ResultT]
 
@@ -73,12 +76,20 @@ def groups(connection: sqlite3.Connection, run_id: str) -> list[GroupRow]:
 
 
 def group_page(
-    connection: sqlite3.Connection, run_id: str, state: str | None, after: str, limit: int
+    connection: sqlite3.Connection,
+    run_id: str,
+    *,
+    state: str | None = None,
+    after: str = "",
+    limit: int = 100,
+    newest: bool = False,
 ) -> list[GroupRow]:
-    """Up to ``limit`` groups after the group ``after``. Raises ``GroupNotFound`` if that does not exist."""
-    where = "WHERE run_id = ? AND (number, seq) > (?, ?) AND (? IS NULL OR state = ?) ORDER BY number, seq LIMIT ?"
-    place = _place(connection, run_id, after)
-    page = list(GROUPS.find(connection, where, run_id, *place, state, state, limit))
+    """Up to ``limit`` groups beyond the group ``after``. Raises ``GroupNotFound`` if that does not exist."""
+    beyond, order = ("<", "DESC") if newest else (">", "ASC")
+    of_state, values = ("", ()) if state is None else (" AND state = ?", (state,))
+    where = f"WHERE run_id = ?{of_state} AND (number, seq) {beyond} (?, ?) ORDER BY number {order}, seq {order} LIMIT ?"
+    place = _place(connection, run_id, after) if after else (MAX_NUMBER if newest else -1, 0)
+    page = list(GROUPS.find(connection, where, run_id, *values, *place, limit))
     # A page that contains its own start would make a reader repeat it for ever.
     if any(row.group_id == after for row in page):
         raise IndexDamaged("a page of groups begins before its place")
@@ -86,8 +97,6 @@ def group_page(
 
 
 def _place(connection: sqlite3.Connection, run_id: str, group_id: str) -> tuple[int, int]:
-    if not group_id:
-        return (-1, 0)
     found = connection.execute(
         "SELECT number, seq FROM groups WHERE run_id = ? AND group_id = ?", (run_id, group_id)
     ).fetchone()
@@ -97,7 +106,7 @@ def _place(connection: sqlite3.Connection, run_id: str, group_id: str) -> tuple[
 
 
 def live_samples(connection: sqlite3.Connection, run_id: str) -> list[StoredSample]:
-    """Members of the run's live groups, in order of arrival."""
+    """Members of the run's live groups and their parts, in order of arrival."""
     states = sorted(LIVE)
     # CROSS JOIN fixes the order of the loops: a run's ended groups may hold many more samples than its live ones.
     cursor = connection.execute(
@@ -105,7 +114,7 @@ def live_samples(connection: sqlite3.Connection, run_id: str) -> list[StoredSamp
         f" WHERE g.run_id = ? AND g.state IN ({', '.join('?' * len(states))}) ORDER BY s.seq",
         (run_id, *states),
     )
-    return [sample for sample in index_rows.unpack(cursor) if sample.row.outcome == "member"]
+    return [sample for sample in index_rows.unpack(cursor) if sample.row.outcome in ("member", "part")]
 
 
 def group_samples(connection: sqlite3.Connection, run_id: str, group_id: str) -> list[StoredSample]:
@@ -119,7 +128,15 @@ def samples_of(connection: sqlite3.Connection, run_id: str, group_ids: Sequence[
     return {group_id: group_samples(connection, run_id, group_id) for group_id in group_ids}
 
 
-def batches(connection: sqlite3.Connection, run_id: str, after: int, limit: int | None) -> list[BatchRow]:
+def notes(connection: sqlite3.Connection, run_id: str, prefix: str, since_s: float) -> list[StoredSample]:
+    """Notes of the run whose uid begins with ``prefix``, in texts with anything newer than ``since_s``."""
+    # Only texts with a note are decoded: a run has far more samples.
+    query = f"{index_rows.EVERYTHING} WHERE run_id = ? AND newest_at_s >= ? AND instr(rows, ?)"
+    found = connection.execute(query, (run_id, since_s, index_rows.to_json(prefix)[:-1]))
+    return [each for each in index_rows.unpack(found) if each.row.uid.startswith(prefix)]
+
+
+def batches(connection: sqlite3.Connection, run_id: str, *, after: int = 0, limit: int | None = None) -> list[BatchRow]:
     """Up to ``limit`` batches of the run after number ``after``, ordered by number."""
     where = "WHERE run_id = ? AND number > ? ORDER BY number LIMIT ?"
     page = list(BATCHES.find(connection, where, run_id, after, -1 if limit is None else limit))
@@ -139,7 +156,7 @@ def checkpoints(connection: sqlite3.Connection, run_id: str) -> list[CheckpointR
     return list(CHECKPOINTS.find(connection, "WHERE run_id = ? ORDER BY step", run_id))
 
 
-def uids_by_group(connection: sqlite3.Connection, run_id: str, limit: int | None) -> dict[str, list[str]] | None:
+def uids_by_group(connection: sqlite3.Connection, run_id: str, limit: int | None = None) -> dict[str, list[str]] | None:
     """Uids of the run's samples by the group they name; None if there are more than ``limit``."""
     found: dict[str, set[str]] = {}
     num_left = limit

@@ -15,6 +15,7 @@ from forebay.buffer.store.index_damage import checked, checksum
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
 from forebay.core.records.rows import (
+    PART_PREFIX,
     BatchRow,
     CheckpointRow,
     ColumnsRow,
@@ -165,7 +166,7 @@ FIELDS = SampleRow.__struct_fields__
 SCHEMA = (
     # ``segment`` holds the bodies, ``written_in`` the record about them; they differ for a ``ColumnsRow``.
     "CREATE TABLE samples (seq INTEGER PRIMARY KEY, run_id TEXT, group_id TEXT, segment INTEGER, written_in INTEGER,"
-    f" num_bytes INTEGER, newest_at_s REAL, rows TEXT /* {', '.join(FIELDS)} */, checksum INTEGER)",
+    f" num_bytes INTEGER, part_bytes INTEGER, newest_at_s REAL, rows TEXT /* {', '.join(FIELDS)} */, checksum INTEGER)",
     "CREATE INDEX samples_by_group ON samples (run_id, group_id)",
     # Ordered by arrival, so that the index grows at its end, which costs almost nothing.
     "CREATE INDEX samples_by_segment ON samples (segment)",
@@ -175,7 +176,7 @@ SCHEMA = (
 DELETE = "DELETE FROM samples INDEXED BY samples_by_group WHERE run_id = ? AND group_id = ? AND segment = ?"
 """Parameters: a run, a group and a segment."""
 
-_COLUMNS = ("run_id", "group_id", "segment", "written_in", "num_bytes", "newest_at_s", "rows", "checksum")
+_COLUMNS = ("run_id", "group_id", "segment", "written_in", "num_bytes", "part_bytes", "newest_at_s", "rows", "checksum")
 SELECTION = ", ".join(f"s.{name}" for name in _COLUMNS)
 """Columns for a SELECT from ``samples s``, as expected by ``unpack`` and ``uids``."""
 EVERYTHING = f"SELECT {SELECTION} FROM samples s"  # noqa: S608 - names of ours
@@ -193,9 +194,10 @@ def insert(num_rows: int) -> str:
 def to_values(key: tuple[str, str, int], samples: Sequence[tuple[SampleRow, Location]]) -> list[object]:
     """Make the values of a row for new ``samples`` with the key run, group and segment."""
     num_bytes = sum(location.length for _, location in samples)
+    part_bytes = sum(location.length for row, location in samples if not row.is_sample)
     newest_at_s = max(row.received_at_s for row, _ in samples)
     values = [(*msgspec.structs.astuple(row), *msgspec.structs.astuple(location)) for row, location in samples]
-    return _with_checksum([*key, key[2], num_bytes, newest_at_s + 0.0, _encode(values).decode()])
+    return _with_checksum([*key, key[2], num_bytes, part_bytes, newest_at_s + 0.0, _encode(values).decode()])
 
 
 def _with_checksum(values: list[object]) -> list[object]:
@@ -221,16 +223,17 @@ def _decoded(found: Iterable[Values]) -> Iterator[list[Any]]:
 
 
 def unpack(found: Iterable[Values]) -> list[StoredSample]:
-    """Decode the samples of a query for ``SELECTION``, in order of arrival; only the last sample of each uid.
+    """Decode the samples of a query for ``SELECTION``, in order of arrival; only the last row of each uid in a
+    group, since groups may have the same part.
 
     Raises ``IndexDamaged``.
     """
-    samples: dict[str, StoredSample] = {}
+    samples: dict[tuple[str, str], StoredSample] = {}
     for values in _decoded(found):
         # Not strict: the body's location follows the fields.
         row = SampleRow(**dict(zip(FIELDS, values, strict=False)))
         # A moved body has two rows; the later one has its new location.
-        samples[row.uid] = StoredSample(row, Location(*values[len(FIELDS) :]))
+        samples[row.group_id, row.uid] = StoredSample(row, Location(*values[len(FIELDS) :]))
     return sorted(samples.values(), key=_arrival)
 
 
@@ -240,9 +243,9 @@ def _arrival(sample: StoredSample) -> tuple[float, int, int]:
 
 
 def uids(found: Iterable[Values]) -> set[str]:
-    """Decode the uids of a query for ``SELECTION``. Raises ``IndexDamaged``."""
+    """Decode the uids of a query for ``SELECTION``, without those of parts and notes. Raises ``IndexDamaged``."""
     place = FIELDS.index("uid")
-    return {values[place] for values in _decoded(found)}
+    return {values[place] for values in _decoded(found) if not values[place].startswith(PART_PREFIX)}
 
 
 def implied_group(row: SampleRow) -> GroupRow:

@@ -2,22 +2,22 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from forebay.buffer.store import index_queries, removal
-from forebay.buffer.store.abc import Done, GroupBodies, Outbound, Piece, Segment, Slice, Store, StoreStats
+from forebay.buffer.store.abc import Done, GroupBodies, Outbound, Piece, Removals, Segment, Slice, Store, StoreStats
 from forebay.buffer.store.bodies import BodyReader
 from forebay.buffer.store.data_dir import DataDir
 from forebay.buffer.store.index import START, Feeder, Index, batches
 from forebay.buffer.store.index_damage import is_damage
 from forebay.buffer.store.log_segments import SEGMENT_BYTES, SegmentLog
 from forebay.buffer.store.log_writer import Append, Job, LogWriter
-from forebay.buffer.store.removal import Clearing, Removals
+from forebay.buffer.store.removal import Clearing
 from forebay.buffer.store.reserve import Reserve
 from forebay.buffer.store.send_bodies import BodyTransfer
 from forebay.core.errors import StorageFailed
@@ -26,26 +26,33 @@ from forebay.core.records.disk_files import DiskFiles, Files
 from forebay.core.records.log_records import make_entry
 from forebay.core.records.rows import (
     REMOVED,
-    BatchRow,
-    CheckpointRow,
     FoundGroup,
-    GroupRow,
     Location,
     Row,
     RunRow,
-    StartRow,
-    StoredSample,
 )
 from forebay.core.tasks import TaskSet
 from forebay.core.waiting import finish
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
+P = ParamSpec("P")
 
 REBUILDS = 3
 """Number of times that one query may find the index damaged and have it rebuilt."""
 GROUPS_AT_A_TIME = 256
 """Number of groups whose samples are in memory at a time while they are rewritten."""
+
+
+def _asking(
+    query: Callable[Concatenate[sqlite3.Connection, P], ResultT],
+) -> Callable[Concatenate["JournalStore", P], Coroutine[Any, Any, ResultT]]:
+    """The method that puts ``query`` to the index."""
+
+    async def ask(self: "JournalStore", /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        return await self._ask(lambda connection: query(connection, *args, **kwargs))
+
+    return ask
 
 
 class JournalStore(Store):
@@ -54,6 +61,7 @@ class JournalStore(Store):
     def __init__(
         self, path: Path, *, segment_bytes: int = SEGMENT_BYTES, reserve_bytes: int = 0, files: Files | None = None
     ) -> None:
+        super().__init__()
         files = files or DiskFiles()
         self._dir = DataDir(path)
         self._log = SegmentLog(self._dir.segments, self._dir.quarantine, files, segment_bytes)
@@ -61,12 +69,10 @@ class JournalStore(Store):
         self._bodies = BodyReader(self._dir.segments, files)
         self._unusable = f"the data directory {path} cannot be used"
         self._writer: LogWriter | None = None
-        self._generation = 0
         self._covered = START
         """Log position up to which the index is known to be complete."""
         self._bodies_in: dict[int, list[GroupBodies]] = {}
         """Bodies by closed segment; they change only by a removal."""
-        self._removals = Removals()
         self._reading: set[asyncio.Future[Any]] = set()
         self._questions: list[tuple[index_queries.Query[Any], asyncio.Future[Any]]] = []
         self._asking = TaskSet()
@@ -163,26 +169,18 @@ class JournalStore(Store):
     async def load_runs(self) -> list[RunRow]:
         return [row for row in await self._ask(index_queries.runs) if row.state != REMOVED]
 
-    async def load_start(self, run_id: str) -> StartRow | None:
-        return await self._ask(partial(index_queries.start, run_id=run_id))
-
-    async def load_groups(self, run_id: str) -> list[GroupRow]:
-        return await self._ask(partial(index_queries.groups, run_id=run_id))
-
-    async def load_samples(self, run_id: str) -> list[StoredSample]:
-        return await self._ask(partial(index_queries.live_samples, run_id=run_id))
-
-    async def load_batches(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[BatchRow]:
-        return await self._ask(partial(index_queries.batches, run_id=run_id, after=after, limit=limit))
-
-    async def find_batches(self, run_id: str, batch_ids: Sequence[str]) -> list[BatchRow]:
-        return await self._ask(partial(index_queries.find_batches, run_id=run_id, batch_ids=batch_ids))
-
-    async def load_checkpoints(self, run_id: str) -> list[CheckpointRow]:
-        return await self._ask(partial(index_queries.checkpoints, run_id=run_id))
-
-    async def uids_by_group(self, run_id: str, limit: int | None = None) -> dict[str, list[str]] | None:
-        return await self._ask(partial(index_queries.uids_by_group, run_id=run_id, limit=limit))
+    load_start = _asking(index_queries.start)
+    load_groups = _asking(index_queries.groups)
+    load_samples = _asking(index_queries.live_samples)
+    load_batches = _asking(index_queries.batches)
+    find_batches = _asking(index_queries.find_batches)
+    load_checkpoints = _asking(index_queries.checkpoints)
+    uids_by_group = _asking(index_queries.uids_by_group)
+    closed_groups = _asking(index_queries.closed_groups)
+    groups = _asking(index_queries.group_page)
+    samples_of = _asking(index_queries.samples_of)
+    notes = _asking(index_queries.notes)
+    num_row_bytes = _asking(removal.num_row_bytes)
 
     async def catch_up(self) -> None:
         self._covered = await self._do(self._opened().flush)
@@ -210,20 +208,6 @@ class JournalStore(Store):
                 "it is less complete than before", what="the index cannot be queried", hint="restart the server"
             )
         return found
-
-    async def closed_groups(self, run_id: str, after: int) -> list[GroupRow]:
-        return await self._ask(partial(index_queries.closed_groups, run_id=run_id, after=after))
-
-    async def groups(
-        self, run_id: str, *, state: str | None = None, after: str = "", limit: int = 100
-    ) -> list[GroupRow]:
-        return await self._ask(partial(index_queries.group_page, run_id=run_id, state=state, after=after, limit=limit))
-
-    async def samples(self, run_id: str, group_id: str) -> list[StoredSample]:
-        return await self._ask(partial(index_queries.group_samples, run_id=run_id, group_id=group_id))
-
-    async def samples_of(self, run_id: str, group_ids: Sequence[str]) -> dict[str, list[StoredSample]]:
-        return await self._ask(partial(index_queries.samples_of, run_id=run_id, group_ids=group_ids))
 
     def stats(self) -> StoreStats:
         return StoreStats(
@@ -253,28 +237,15 @@ class JournalStore(Store):
             self._bodies_in[segment] = known
         return known
 
-    async def num_row_bytes(self, segment: int) -> int:
-        return await self._ask(partial(removal.num_row_bytes, segment=segment))
-
-    def holds(self, location: Location) -> bool:
-        return self._log.has(location.segment) and location.segment not in self._removals
-
     def has_removed(self, location: Location) -> bool:
         return not self._log.has(location.segment)
 
-    async def wait_for_removals(self) -> None:
-        await self._removals.wait_until_empty()
-
-    def begin_removal(self, segment: int) -> None:
-        self._removals.begin(segment, self._generation)
-
-    def cancel_removal(self, segment: int) -> None:
-        self._removals.end(segment)
-
-    async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
+    async def clear(
+        self, segment: int, moved: Collection[tuple[str, str]], bare: Collection[tuple[str, str]] = ()
+    ) -> None:
         if moved:
             self.check_room()
-        clearing = Clearing(self._log, self._bodies, segment, moved)
+        clearing = Clearing(self._log, self._bodies, segment, moved, bare)
         find = partial(self._find, partial(removal.current_rows, segment=segment))
         try:
             with _as_storage_failed(f"segment {segment} cannot be cleared"):
@@ -336,7 +307,9 @@ class JournalStore(Store):
         with _as_storage_failed(self._unusable):
             for _ in range(REBUILDS):
                 # The index follows the log with a delay, but the answer must include all earlier appends.
-                await self._do(self._opened().flush)
+                end = None
+                while end := await self._do(partial(self._opened().catch_up, end)):
+                    pass
                 num_builds = self._opened().num_index_builds
                 try:
                     # Over its own connection: WAL lets it read while the writer commits.

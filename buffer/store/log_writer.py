@@ -156,6 +156,18 @@ class LogWriter:
             raise self._refusal()
         return self._feeder.position
 
+    def catch_up(self, end: Position | None = None) -> Position | None:
+        """Bring one slice into the index; return ``end``, by default the log's, until the index has reached it.
+
+        Unlike ``flush``, lets appends be committed between two calls. Raises ``StorageFailed``.
+        """
+        end = end or self._log.end
+        if not self._index_failed:  # as in `flush`
+            self._feed(self._feeder.feed)
+        if self._index_failed:
+            raise self._refusal()
+        return end if self._feeder.has_backlog and self._feeder.position < end else None
+
     @property
     def num_index_builds(self) -> int:
         """How often the index was started from empty. Callable from any thread."""

@@ -9,12 +9,12 @@ from msgspec.structs import astuple, replace
 from forebay.buffer.store.abc import NEWEST_GROUPS, Done, GroupBodies, Segment, Store, StoreStats
 from forebay.buffer.store.index_rows import implied_group
 from forebay.buffer.store.log_segments import SEGMENT_BYTES
-from forebay.buffer.store.removal import Removals
 from forebay.core.errors import GroupNotFound, StorageFailed
 from forebay.core.group import LIVE
 from forebay.core.ids import InstanceId
 from forebay.core.records.log_records import make_entry
 from forebay.core.records.rows import (
+    PART_PREFIX,
     REMOVED,
     BatchRow,
     CheckpointRow,
@@ -35,6 +35,7 @@ class MemoryStore(Store):
 
     def __init__(self, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Bodies are kept in segments of about ``segment_bytes``, so that they can be removed as in a journal."""
+        super().__init__()
         self._runs: dict[str, RunRow] = {}
         self._starts: dict[str, StartRow] = {}
         self._active: dict[str, float] = {}
@@ -46,7 +47,6 @@ class MemoryStore(Store):
         self._bodies: dict[int, list[bytes]] = {1: []}
         """Bodies by segment; the last segment grows."""
         self._sizes = Counter({1: 0})
-        self._removals = Removals()
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,7 +141,7 @@ class MemoryStore(Store):
 
     async def load_samples(self, run_id: str) -> list[StoredSample]:
         live = {group_id for (run, group_id), row in self._groups.items() if run == run_id and row.state in LIVE}
-        return [s for s in self._of_run(run_id) if s.row.outcome == "member" and s.row.group_id in live]
+        return [s for s in self._of_run(run_id) if s.row.outcome in ("member", "part") and s.row.group_id in live]
 
     def _of_run(self, run_id: str) -> Iterator[StoredSample]:
         for sample in self._samples.values():
@@ -163,7 +163,7 @@ class MemoryStore(Store):
     async def uids_by_group(self, run_id: str, limit: int | None = None) -> dict[str, list[str]] | None:
         found: dict[str, list[str]] = {}
         for run, group_id, uid in self._samples:
-            if run == run_id:
+            if run == run_id and not uid.startswith(PART_PREFIX):
                 found.setdefault(group_id, []).append(uid)
         is_over = limit is not None and sum(map(len, found.values())) > limit
         return None if is_over else found
@@ -188,9 +188,11 @@ class MemoryStore(Store):
         return sorted(rows, key=lambda row: row.closed_seq)
 
     async def groups(
-        self, run_id: str, *, state: str | None = None, after: str = "", limit: int = 100
+        self, run_id: str, *, state: str | None = None, after: str = "", limit: int = 100, newest: bool = False
     ) -> list[GroupRow]:
         rows = await self.load_groups(run_id)
+        if newest:
+            rows.reverse()
         if after:
             rows = rows[self._place(rows, run_id, after) :]
         return [row for row in rows if state in (None, row.state)][:limit]
@@ -201,15 +203,15 @@ class MemoryStore(Store):
                 return place
         raise GroupNotFound(run_id, group_id)
 
-    async def samples(self, run_id: str, group_id: str) -> list[StoredSample]:
-        return [sample for sample in self._of_run(run_id) if sample.row.group_id == group_id]
-
     async def samples_of(self, run_id: str, group_ids: Sequence[str]) -> dict[str, list[StoredSample]]:
         found: dict[str, list[StoredSample]] = {group_id: [] for group_id in group_ids}
         for sample in self._of_run(run_id):
             if sample.row.group_id in found:
                 found[sample.row.group_id].append(sample)
         return found
+
+    async def notes(self, run_id: str, prefix: str, since_s: float) -> list[StoredSample]:  # noqa: ARG002 - has all
+        return [each for each in self._of_run(run_id) if each.row.uid.startswith(prefix)]
 
     def stats(self) -> StoreStats:
         return StoreStats(num_bytes=self._sizes.total(), num_segments=len(self._bodies), location="memory")
@@ -222,33 +224,25 @@ class MemoryStore(Store):
         for row, (number, _, length) in ((s.row, astuple(s.location)) for s in self._samples.values()):
             if number in found:
                 key = (row.run_id, row.group_id)
-                known = found[number].get(key, GroupBodies(*key, 0, 0.0))
+                known = found[number].get(key, GroupBodies(*key, 0, 0, 0.0))
                 newest_at_s = max(known.newest_at_s, row.received_at_s)
-                found[number][key] = GroupBodies(*key, known.num_bytes + length, newest_at_s)
+                part_bytes = known.part_bytes + (0 if row.is_sample else length)
+                found[number][key] = GroupBodies(*key, known.num_bytes + length, part_bytes, newest_at_s)
         return [Segment(number, self._sizes[number], list(groups.values())) for number, groups in found.items()]
 
     async def num_row_bytes(self, segment: int) -> int:  # noqa: ARG002 - rows are not stored in segments here
         return 0
 
-    def holds(self, location: Location) -> bool:
-        return location.segment in self._bodies and location.segment not in self._removals
-
     def has_removed(self, location: Location) -> bool:
         return location.segment not in self._bodies
 
-    async def wait_for_removals(self) -> None:
-        await self._removals.wait_until_empty()
-
-    def begin_removal(self, segment: int) -> None:
-        self._removals.begin(segment)
-
-    def cancel_removal(self, segment: int) -> None:
-        self._removals.end(segment)
-
-    async def clear(self, segment: int, moved: Collection[tuple[str, str]]) -> None:
+    async def clear(
+        self, segment: int, moved: Collection[tuple[str, str]], bare: Collection[tuple[str, str]] = ()
+    ) -> None:
         for key, sample in self._samples.items():
             row, location = sample.row, sample.location
-            if location.segment == segment and (row.run_id, row.group_id) in moved:
+            stays = not row.is_sample and (row.run_id, row.group_id) in bare
+            if location.segment == segment and (row.run_id, row.group_id) in moved and not stays:
                 self._samples[key] = StoredSample(row, self._keep(self._bodies[segment][location.offset]))
 
     async def remove(self, segment: int) -> None:

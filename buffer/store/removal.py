@@ -4,7 +4,6 @@ The segment's bodies are deleted, but everything else that only its records cont
 from them, knows what that is. Each function that queries it takes its own connection, in any thread; one at a time.
 """
 
-import asyncio
 import logging
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
@@ -51,7 +50,8 @@ logger = logging.getLogger(__name__)
 def bodies(connection: sqlite3.Connection, segment: int) -> list[GroupBodies]:
     """Bodies in the segment, by group."""
     cursor = connection.execute(
-        "SELECT run_id, group_id, sum(num_bytes), max(newest_at_s) FROM samples WHERE segment = ? GROUP BY 1, 2",
+        "SELECT run_id, group_id, sum(num_bytes), sum(part_bytes), max(newest_at_s) FROM samples"
+        " WHERE segment = ? GROUP BY 1, 2",
         (segment,),
     )
     return [GroupBodies(*values) for values in cursor]
@@ -109,37 +109,6 @@ def _rows_in(table: Table[Any]) -> str:
     return f"FROM {table.name} WHERE written_in = ?"
 
 
-class Removals:
-    """Segments whose removal is in progress, each with the journal's generation at its start."""
-
-    def __init__(self) -> None:
-        self._generations: dict[int, int] = {}
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
-
-    def __contains__(self, segment: int) -> bool:
-        return segment in self._generations
-
-    def generation(self, segment: int) -> int:
-        """The generation in which the removal began. Raises ``KeyError`` if it did not."""
-        return self._generations[segment]
-
-    def begin(self, segment: int, generation: int = 0) -> None:
-        """Record that the removal of a segment begins."""
-        self._generations[segment] = generation
-        self._is_empty.clear()
-
-    def end(self, segment: int) -> None:
-        """Record that the removal has ended, or was cancelled."""
-        self._generations.pop(segment, None)
-        if not self._generations:
-            self._is_empty.set()
-
-    async def wait_until_empty(self) -> None:
-        """Wait until no removal is in progress."""
-        await self._is_empty.wait()
-
-
 class Known:
     """Keys in the index behind ``connection``, looked up once."""
 
@@ -191,13 +160,19 @@ class Addition(NamedTuple):
 
 
 class Clearing:
-    """Rewrites one segment's samples: groups in ``moved`` with their bodies, other groups as columns only."""
+    """Rewrites one segment's samples: groups in ``moved`` with their bodies, other groups as columns only.
 
-    def __init__(self, log: SegmentLog, bodies: BodyReader, segment: int, moved: Collection[GroupKey]) -> None:
+    Groups in ``bare`` leave their parts and notes.
+    """
+
+    def __init__(
+        self, log: SegmentLog, bodies: BodyReader, segment: int, moved: Collection[GroupKey], bare: Collection[GroupKey]
+    ) -> None:
         self._log = log
         self._bodies = bodies
         self._segment = segment
         self._moved = moved
+        self._bare = bare
         self._segments_of: dict[GroupKey, set[int]] = {}
         """Segments whose samples are known only from this one, by group: itself, and those whose columns it has."""
 
@@ -239,7 +214,7 @@ class Clearing:
         return made + [Addition(part, None) for part in batches(columns, GROUPS_PER_ENTRY)]
 
     def _moves(self, samples: Sequence[StoredSample]) -> Iterator[Addition]:
-        moving = [sample for sample in samples if sample.location.segment == self._segment]
+        moving = [sample for sample in samples if self._is_moved(sample)]
         try:
             # Verified while read: copying a damaged body would give the damage a new, valid checksum.
             found = self._bodies.read([sample.location for sample in moving])
@@ -252,12 +227,17 @@ class Clearing:
         for sample, body in zip(moving, found, strict=True):
             yield Addition([sample.row], body)
 
+    def _is_moved(self, sample: StoredSample) -> bool:
+        row, key = sample.row, (sample.row.run_id, sample.row.group_id)
+        stays = not row.is_sample and key in self._bare
+        return sample.location.segment == self._segment and key in self._moved and not stays
+
     def _columns(self, key: GroupKey, samples: Sequence[StoredSample]) -> Iterator[ColumnsRow]:
         row = samples[0].row
         for segment in sorted(self._segments_of[key]):
-            # Moved samples have new rows at the end of the log: an empty row removes the old ones.
-            is_moved = segment == self._segment and key in self._moved
-            left = [] if is_moved else [sample for sample in samples if sample.location.segment == segment]
+            # Moved samples have new rows at the end of the log: a row without them removes the old ones.
+            of_it = (sample for sample in samples if sample.location.segment == segment)
+            left = [sample for sample in of_it if not self._is_moved(sample)]
             yield ColumnsRow(
                 run_id=row.run_id,
                 group_id=row.group_id,

@@ -77,10 +77,10 @@ class ChildLink(Generic[Out]):
         other users can see arguments and environments.
         """
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        try:
-            # Our copy of its end is closed at once, so that the child's death closes the socket.
-            with theirs:
+        # Our copy of its end is closed once the child has it, so that the child's death closes the socket.
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
                 process = await asyncio.create_subprocess_exec(
                     *python_argv(module, *arguments, str(theirs.fileno()), str(os.getpid())),
                     stdin=subprocess.DEVNULL,
@@ -92,9 +92,9 @@ class ChildLink(Generic[Out]):
                     # Programs that it starts are killed with it, and Ctrl-C in a terminal reaches only this process.
                     start_new_session=True,
                 )
-        except BaseException:
-            writer.close()
-            raise
+            except BaseException:  # also a cancelled start: nothing else would close our end
+                writer.close()
+                raise
         writer.write(frame(setup))
         return cls(process, ours, (reader, writer), reads, max_message_bytes)
 
@@ -154,9 +154,10 @@ class ChildLink(Generic[Out]):
         """Kill the process and its session, if running. Returns the exit code, or minus the signal."""
         if self.is_alive:
             signal_group(self.pid, signal.SIGKILL)
-        code = await self.ended()
-        self._writer.close()
-        return code
+        try:
+            return await self.ended()
+        finally:  # also for a caller that is cancelled
+            self._writer.close()
 
     async def ended(self) -> int:
         """Wait for the child and its session to end. Returns the exit code, or minus the signal."""

@@ -1,14 +1,20 @@
-"""The policy that decides which rollout starts next, and on which engine. The job asks it for every free slot."""
+"""The policy that decides which rollout starts next, and on which engine. The job asks it for every free slot.
+
+Policies are found by name: entry points in the group ``forebay.policies``, from Forebay and others.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from forebay.core.ids import InstanceId
+from forebay.core.lazy_names import find_plugin, load_plugin
 from forebay.core.scheduling.engine_loads import EngineLoads
 
 if TYPE_CHECKING:  # pydantic is slow to import
     from forebay.core.scheduling.scheduler import Scheduler
+
+ENTRY_POINT_GROUP = "forebay.policies"
 
 
 class RolloutKey(NamedTuple):
@@ -138,3 +144,14 @@ class PolicyInputs:
 
 MakePolicy = Callable[[PolicyInputs], Policy]
 """Type of an entry point in the group ``forebay.policies``. Raises ``InvalidInput`` for unusable inputs."""
+
+
+def check_policy(name: str) -> None:
+    """Raise ``InvalidInput`` if no policy of this name is installed."""
+    find_plugin(ENTRY_POINT_GROUP, name, what="policy", field="scheduler.policy")
+
+
+def make_policy(inputs: PolicyInputs) -> Policy:
+    """Make the policy that the settings name. Raises ``InvalidInput``, also if it cannot be loaded."""
+    make: MakePolicy = load_plugin(ENTRY_POINT_GROUP, inputs.settings.policy, what="policy", field="scheduler.policy")
+    return make(inputs)

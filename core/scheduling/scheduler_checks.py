@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from forebay.core.addresses import engine_root
 from forebay.core.errors import InvalidInput
-from forebay.core.scheduling.policies import check_policy
+from forebay.core.scheduling.policy import check_policy
 from forebay.core.scheduling.scheduler import SETTINGS_OF, Scheduler
 
 TWO_KINDS = frozenset({"probe"})

@@ -45,6 +45,8 @@ class InputLimits:
     def of(cls, environ: Mapping[str, str]) -> Self:
         """Read the limits that ``environment`` has set."""
         roots = [Path(part).resolve() for part in environ.get(_ROOTS, "").split(":") if part]
+        if roots and (own := environ.get("FOREBAY_RUN_DIR")):  # a run may read what it has written itself
+            roots.append(Path(own).resolve())
         return cls(roots, int(environ.get(_LINE_BYTES, MAX_LINE_BYTES)))
 
     def allow(self, path: Path) -> bool:

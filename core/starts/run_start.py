@@ -9,6 +9,20 @@ from typing import Any, Self
 from forebay.core.ids import InstanceId
 
 LIST_FIELD = "skip_instance_ids"
+OF_ONE_START = frozenset({"name", "run_id", "start_id", LIST_FIELD, "remote_buffer_url", "replay", "evaluate"})
+"""Fields that each start gives itself: no default, replay or evaluation has them from elsewhere."""
+NO_LIMIT = 1 << 40
+EVALUATION_FIELDS: dict[str, Any] = {
+    "num_epoch": 1,
+    "evaluation": True,
+    "oversampling": None,
+    "arrays": None,
+    "max_buffer_size": NO_LIMIT,
+    "max_buffer_bytes": NO_LIMIT,
+    "alarm_after_groups": NO_LIMIT,
+    "alarm_lost_ratio": 1.0,
+}
+"""Fields of every evaluation's start. No trainer reads its groups, so they must not fill up or raise an alarm."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,12 @@ class ServerClient:
         except ForebayError as error:
             raise self._as_refusal(error, reply.status) from None
 
+    def download(self, path: str) -> bytes:
+        """Send a GET and return the reply, whatever it contains."""
+        pieces: list[bytes] = []
+        self.save(path, pieces.append)
+        return b"".join(pieces)
+
     def find_run(self, run: str) -> dict[str, Any]:
         """The run with this id or name, or a unique prefix of one. Selects and raises as ``pick_run`` does."""
         # For the names that an error suggests, the newest runs are enough.
@@ -109,7 +115,8 @@ class ServerClient:
     @staticmethod
     def _as_refusal(error: ForebayError, status: int) -> ForebayError:
         # With the server's own class, such as InvalidInput, the command would exit as for a wrong flag.
-        return ForebayError(error.message, hint="pass --token, or set FOREBAY_TOKEN" if status == 401 else error.hint)
+        hint = "pass --token, or set FOREBAY_TOKEN" if status == 401 else error.hint
+        return ForebayError(error.message, hint=hint, field=error.field)
 
 
 def pick_run(views: Sequence[View], given: str) -> View:

@@ -8,9 +8,11 @@ import typer
 
 from forebay.core.errors import ForebayError, InvalidInput
 from forebay.server.cli import (
+    bias_command,
     demo,
     gc_command,
     generator_commands,
+    mismatch_command,
     profile_command,
     run_commands,
     serve_commands,
@@ -20,7 +22,7 @@ from forebay.server.cli import (
 )
 from forebay.server.cli.compare import compare_command
 from forebay.server.cli.output import echo, show_error
-from forebay.server.cli.recordings import recording_commands
+from forebay.server.cli.recordings import export_command, recording_commands, show_command
 
 USAGE_EXIT_CODE = 2
 
@@ -37,6 +39,10 @@ app.command("status")(run_commands.status)
 app.command("stop")(run_commands.stop)
 app.command("gc", short_help="Remove stored samples that are no longer needed.")(gc_command.command)
 app.command("profile", short_help="Show why steps were slow.")(profile_command.command)
+app.command("bias", short_help="Compare what the trainer received with what it did not.")(bias_command.command)
+app.command("mismatch", short_help="Compare the trainer's logprobs with the sampler's.")(mismatch_command.command)
+app.command("show", short_help="Show groups and rollouts, or search them.")(show_command.command)
+app.command("export", short_help="Write rollouts as ATIF, Parquet or JSON Lines.")(export_command.command)
 app.command("simulate", short_help="Try schedulers on a recorded run, in virtual time.")(simulate_command.command)
 app.command("compare", short_help="Judge a recording again with other hooks, rewards or settings.")(
     compare_command.command
@@ -72,4 +78,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(USAGE_EXIT_CODE) from None
     except (ForebayError, OSError) as error:  # anything else is a defect, and its traceback should be shown
         show_error(error)
-        raise SystemExit(1) from None
+        # Only who has the run knows whether a step or group that was asked for exists.
+        is_usage = getattr(error, "field", None) in ("steps", "groups")
+        raise SystemExit(USAGE_EXIT_CODE if is_usage else 1) from None

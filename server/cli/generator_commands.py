@@ -5,23 +5,19 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from forebay.core.errors import ForebayError, HookFailed, InvalidInput
-from forebay.core.settings import Settings
-from forebay.generators.discovery.catalog import Catalog
-from forebay.generators.discovery.info import GeneratorInfo
-from forebay.generators.discovery.scaffold import OWN_FOLDER, default_folder, is_the_package, write_scaffold
-from forebay.hooks import host_messages
-from forebay.hooks.host_client import HostClient
-from forebay.hooks.plugin_loading import installed_plugins
-from forebay.hooks.run_hooks import HookRunner
 from forebay.server.cli.options import AsJson, ConfigPath, GeneratorPaths, own_command
 from forebay.server.cli.output import columns_table, echo, facts_table, make_console, print_json, show_table
 from forebay.server.cli.serve_commands import read_settings
+
+if TYPE_CHECKING:
+    from forebay.core.settings import Settings
+    from forebay.generators.discovery.info import GeneratorInfo
 
 START_LIMIT_S = 120.0
 
@@ -78,6 +74,8 @@ def new(
     ] = None,
 ) -> None:
     """Write a working generator file to start from; print its path and the next commands."""
+    from forebay.generators.discovery.scaffold import OWN_FOLDER, default_folder, is_the_package, write_scaffold
+
     folder = given_folder or default_folder()
     if is_the_package(folder):
         raise InvalidInput(f"{folder} is Forebay's own package", hint="choose another --folder, or give none")
@@ -93,15 +91,19 @@ def new(
     echo(f"serve it: {command} serve{where}", err=True)
 
 
-async def _look(given: Sequence[Path], settings: Settings) -> tuple[list[GeneratorInfo], dict[Path, Answers]]:
+async def _look(given: Sequence[Path], settings: "Settings") -> "tuple[list[GeneratorInfo], dict[Path, Answers]]":
     """Every generator file with its verdict, and what implements the hooks of the usable ones."""
+    from forebay.generators.discovery.catalog import Catalog
+
     async with Catalog(given, working_dir=Path.cwd(), inspect_timeout_s=settings.inspect_timeout_s) as catalog:
         infos = await catalog.scan()
     return infos, await _hook_answers(infos)
 
 
-async def _hook_answers(infos: Sequence[GeneratorInfo]) -> dict[Path, Answers]:
+async def _hook_answers(infos: "Sequence[GeneratorInfo]") -> dict[Path, Answers]:
     """What implements the hooks of each usable generator: its file, an installed plugin, or the built-in."""
+    from forebay.hooks.plugin_loading import installed_plugins
+
     usable = [info for info in infos if info.status == "ok"]
     if not installed_plugins():
         return {info.path: _answers_of_file(info) for info in usable}
@@ -110,14 +112,19 @@ async def _hook_answers(infos: Sequence[GeneratorInfo]) -> dict[Path, Answers]:
     return {info.path: each for info, each in zip(usable, answers, strict=True)}
 
 
-def _answers_of_file(info: GeneratorInfo) -> Answers:
+def _answers_of_file(info: "GeneratorInfo") -> Answers:
+    from forebay.hooks.run_hooks import HookRunner
+
     runner = HookRunner(
         task_type=info.task_type or "", contract=info.contract, module_path=info.path, user_hooks=info.hooks
     )
     return runner.implementations()
 
 
-async def _answers_of_host(info: GeneratorInfo) -> Answers:
+async def _answers_of_host(info: "GeneratorInfo") -> Answers:
+    from forebay.hooks import host_messages
+    from forebay.hooks.host_client import HostClient
+
     module = str(info.path) if info.hooks else ""
     setup = host_messages.Setup(info.task_type or "", info.contract, "grpo", module, [], loads_plugins=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -134,12 +141,12 @@ async def _answers_of_host(info: GeneratorInfo) -> Answers:
             await host.close()
 
 
-def _as_document(info: GeneratorInfo, answers: dict[Path, Answers]) -> dict[str, Any]:
+def _as_document(info: "GeneratorInfo", answers: dict[Path, Answers]) -> dict[str, Any]:
     """A file as ``GET /v1/generators`` shows it, and what implements its hooks."""
     return {**info.as_json(), "answered_by": answers.get(info.path, {})}
 
 
-def _show_list(infos: Sequence[GeneratorInfo], answers: dict[Path, Answers]) -> None:
+def _show_list(infos: "Sequence[GeneratorInfo]", answers: dict[Path, Answers]) -> None:
     table = columns_table("task type", "status", "from", "file")
     for info in infos:
         table.add_row(info.task_type or "-", _status_text(info), info.source, str(info.path))
@@ -160,11 +167,11 @@ def _hooks_line(answers: Answers) -> str:
     return "; ".join(shown) + "; other hooks built-in" if shown else "all hooks built-in"
 
 
-def _status_text(info: GeneratorInfo) -> Text:
+def _status_text(info: "GeneratorInfo") -> Text:
     return Text(info.status, style={"ok": "green", "failed": "red", "skipped": "yellow"}[info.status])
 
 
-def _show_one(info: GeneratorInfo, answers: Answers | None) -> None:
+def _show_one(info: "GeneratorInfo", answers: Answers | None) -> None:
     console = make_console()
     facts = {
         "file": str(info.path),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forebay.core.errors import ForebayError, InvalidInput
+from forebay.core.lazy_names import require_extra
 from forebay.server.cli.options import DEFAULT_URL, Token, Url
 from forebay.server.cli.output import echo, make_console
 from forebay.server.cli.trace_source import DataDir, Given, TraceSource, open_source
@@ -66,9 +67,7 @@ def command(
     wanted = _format(chosen, output)
     # Checked before work that may take a minute.
     if wanted is ReportFormat.html:
-        from forebay.telemetry.render.page import require_plotly
-
-        require_plotly()
+        require_extra("report", "plotly")
     _check_writable(output)
     with ExitStack() as stack:
         named = [given, *(compare or ()), *(more or ())]

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.server.cli.output import counts_text, facts_table
-from forebay.server.cli.run_facts import groups_of, replayed_text, samples_of, state_text
+from forebay.server.cli.run_facts import replayed_text, state_text
+from forebay.server.findings import groups_of, samples_of
 
 RATE_WINDOW_S = 5.0
 LINE_INTERVAL_S = 5.0

@@ -18,7 +18,8 @@ from forebay.server.cli.output import (
     print_json,
     show_table,
 )
-from forebay.server.cli.run_facts import age_text, alarm_of, groups_of, run_facts, samples_of, state_text
+from forebay.server.cli.run_facts import age_text, run_facts, state_text
+from forebay.server.findings import alarm_of, groups_of, samples_of
 
 NEWEST = 100
 """Number of runs listed without ``--all``."""

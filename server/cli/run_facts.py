@@ -8,18 +8,7 @@ from forebay.core.errors import ForebayError
 from forebay.core.group import range_text
 from forebay.server.cli.options import own_command
 from forebay.server.cli.output import counts_text
-
-DISCARD_REASONS = {
-    "invalid": "all rewards are equal, so there is nothing to learn, unless is_valid_group is your own",
-    "timed_out": "too few samples at its deadline",
-    "filtered": "too few samples left after the filter",
-    "incomplete": "too few rows after the last hook",
-    "hook_failed": "a hook failed",
-    "failed": "every rollout failed",
-    "unreadable": "a stored sample could not be read back",
-    "stale": "the weights that generated it were too old",
-}
-"""Descriptions of the reasons for discarding groups."""
+from forebay.server.findings import DISCARD_REASONS, discarded_of, groups_of, problem_of, samples_of
 
 
 def state_text(view: dict[str, Any]) -> str:
@@ -34,29 +23,6 @@ def state_text(view: dict[str, Any]) -> str:
     return ", ".join([view["state"], *(text for name, text in notes.items() if view[name])])
 
 
-def alarm_of(view: dict[str, Any]) -> str:
-    """Why the run yields few or no groups; "" without an alarm."""
-    return str(view["alarm"]["message"]) if view["alarm"] else ""
-
-
-def problem_of(view: dict[str, Any]) -> str:
-    """The most urgent problem: the alarm, or why the trainer has received nothing so far; "" if neither."""
-    groups, samples, discarded = groups_of(view), samples_of(view), _discarded(view)
-    if alarm := alarm_of(view):
-        return alarm
-    if samples["failed"] and not samples["member"]:
-        failures = {outcome: number for outcome, number in view["outcomes"].items() if number}
-        return f"all {samples['failed']} rollouts so far failed: {counts_text(failures)}"
-    if discarded and not has_usable_groups(view):
-        (reason, _), *_ = discarded
-        total = sum(number for _, number in discarded)
-        return f"all {total} finished groups were discarded, most as {reason}: {DISCARD_REASONS.get(reason, '')}"
-    waiting = groups["full"] + groups["ready"]
-    if waiting and not (groups["leased"] or groups["delivered"]):
-        return f"{waiting} groups are waiting, but no trainer has read a batch of this run yet"
-    return ""
-
-
 def failure_of(view: dict[str, Any]) -> ForebayError:
     """An error with the first line of the run's reason; ``status`` shows tracebacks."""
     reason = str(view["reason"]).partition("\n")[0]  # a traceback may follow
@@ -67,7 +33,7 @@ def failure_of(view: dict[str, Any]) -> ForebayError:
 
 def nothing_usable(view: dict[str, Any]) -> ForebayError:
     """An error for a run that ended without a group to train on."""
-    discarded = ", ".join(f"{number} {reason}" for reason, number in _discarded(view))
+    discarded = ", ".join(f"{number} {reason}" for reason, number in discarded_of(view))
     what = f"all its groups were discarded: {discarded}" if discarded else "it produced no group"
     hint = f"`{own_command()} status {view['run_id']} --log 20` shows what it did"
     return ForebayError(f"{view['run_id']} has no groups to train on: {what}", hint=hint)
@@ -87,6 +53,8 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "engine": "\n".join(view["engine_urls"]),
         "input file": view["input_file"] or "",
         "replays": _replay_text(view),
+        "evaluates": _evaluates_text(view["evaluates"]),
+        "evaluations": "\n".join(map(_evaluation_text, view["evaluations"])),
         "started": f"{age_text(view['started_at_s'])} ago",
         "active for": f"{view['active_s']:.1f} s",
         "weight version": "" if view["weight_version"] is None else str(view["weight_version"]),
@@ -99,6 +67,7 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "discarded": _discarded_text(view),
         "samples": counts_text(samples_of(view)),
         "rewards": _rewards_text(view["rewards"]),
+        "reward parts": _reward_parts_text(view["reward_parts"]),
         "outcomes": counts_text(view["outcomes"]),
         "tokens": _tokens_text(view["tokens"]),
         "counts": counts_text(view["counts"]) if view["counts"] else "",
@@ -106,25 +75,6 @@ def run_facts(view: dict[str, Any]) -> dict[str, str]:
         "trace": _trace_text(view.get("trace")),
         "hooks": "\n".join(f"{hook}: {', '.join(by)}" for hook, by in view["hooks"].items() if by),
     }
-
-
-def groups_of(view: dict[str, Any]) -> dict[str, int]:
-    """Counts of a run's groups. Full open groups are counted as full: a read will judge them."""
-    states, num_full = view["groups"], view["num_groups_full"]
-    return {
-        "open": states["open"] - num_full,
-        "full": num_full,
-        "ready": states["ready"],
-        "leased": states["leased"],
-        "delivered": states["acked"],
-        "discarded": states["discarded"],
-    }
-
-
-def has_usable_groups(view: dict[str, Any]) -> bool:
-    """Whether a trainer received a group of the run, or can."""
-    groups = groups_of(view)
-    return any(groups[state] for state in ("full", "ready", "leased", "delivered"))
 
 
 def replayed_text(view: dict[str, Any]) -> str:
@@ -143,6 +93,28 @@ def _replay_text(view: dict[str, Any]) -> str:
         return ""
     name = f" ({replay['name']})" if replay["name"] else ""
     return f"{replay['source']}{name}, recorded {age_text(replay['recorded_at_s'])} ago: {replayed_text(view)}"
+
+
+def _evaluates_text(evaluates: dict[str, Any] | None) -> str:
+    return f"{evaluates['run_id']}, step {evaluates['step']}, on {evaluates['task']}" if evaluates else ""
+
+
+def _evaluation_text(evaluation: dict[str, Any]) -> str:
+    """An evaluation in one line: its step, task and weights, what counts of it, and its numbers."""
+    weights, total = evaluation["weight_version"], evaluation["num_rollouts"]
+    head = f"step {evaluation['step']}, {evaluation['task']}" + ("" if weights is None else f", weights {weights}")
+    parts = [f"{evaluation['state']}: {evaluation['num_counted']} of {'?' if total is None else total} rollouts"]
+    for name, key in (("failed", "num_failed"), ("of other weights", "num_other_weights")):
+        parts += [f"{evaluation[key]} {name}"] if evaluation.get(key) else []
+    if evaluation.get("mean"):
+        named = {"mean": evaluation["mean"], **{f"pass@{k}": at for k, at in evaluation["pass_at"].items()}}
+        parts += [f"{name} {_estimate_text(estimate)}" for name, estimate in named.items()]
+    return f"{head}: " + " · ".join(parts) + (f" ({evaluation['reason']})" if evaluation["reason"] else "")
+
+
+def _estimate_text(estimate: dict[str, Any]) -> str:
+    bounds = "" if estimate["low"] is None else f" [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+    return f"{estimate['value']:.3f}{bounds}"
 
 
 def _worker_text(worker: dict[str, Any]) -> str:
@@ -170,19 +142,20 @@ def _idle_text(number: int) -> str:
     return f"{number} of the open groups {have} no rollout in flight: their deadlines are paused" if number else ""
 
 
-def _discarded(view: dict[str, Any]) -> list[tuple[str, int]]:
-    return sorted(view["discarded"].items(), key=lambda item: -item[1])
-
-
 def _discarded_text(view: dict[str, Any]) -> str:
     # A newer server may have reasons that are not known here.
-    return "\n".join(f"{number} {reason}: {DISCARD_REASONS.get(reason, '')}" for reason, number in _discarded(view))
+    return "\n".join(f"{number} {reason}: {DISCARD_REASONS.get(reason, '')}" for reason, number in discarded_of(view))
 
 
 def _rewards_text(rewards: dict[str, Any]) -> str:
     if not rewards["num"]:
         return ""
     return f"mean {rewards['mean']:.3f} · min {rewards['min']:g} · max {rewards['max']:g}"
+
+
+def _reward_parts_text(parts: dict[str, dict[str, Any]]) -> str:
+    """The mean of each part; "" without parts."""
+    return " · ".join(f"{name} {tally['mean']:.3f}" for name, tally in parts.items())
 
 
 def _tokens_text(tokens: dict[str, Any]) -> str:
@@ -211,11 +184,6 @@ def _trace_text(trace: dict[str, Any] | None) -> str:
     ended = "stopped: the disk is full or failed; recording resumes at the next start" if trace["has_ended"] else ""
     dropped = counts_text({f"{what} left out": number for what, number in trace["dropped"].items() if number})
     return " · ".join(part for part in (ended, dropped) if part)
-
-
-def samples_of(view: dict[str, Any]) -> dict[str, int]:
-    """Counts of a run's samples by outcome."""
-    return {name: view["samples"].get(name, 0) for name in ("member", "failed", "late", "surplus", "duplicate")}
 
 
 def age_text(since_s: float) -> str:

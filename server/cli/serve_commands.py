@@ -10,16 +10,15 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from forebay.core.errors import InvalidInput
-from forebay.core.settings import Settings, load_settings
 from forebay.server.cli.options import ConfigPath, GeneratorPaths, loading, make_writable
 from forebay.server.cli.output import echo
 from forebay.telemetry.log import set_up_logging
 from forebay.telemetry.numbers import counted
 
 if TYPE_CHECKING:
+    from forebay.core.settings import Settings
     from forebay.replay.engine.served_engine import ServedEngine
 
 AllowedHosts = Annotated[
@@ -63,13 +62,13 @@ def serve(
     with loading():  # only now: errors above are reported without waiting for imports
         from forebay.server import server_process
 
-    set_up_logging(settings.log_level)
+    set_up_logging(settings.log_level, settings.log_format)
     bound = server_process.listen(settings)
     # If it listens on every address, show one that other machines can use.
     others = (
         f", for other machines on http://{gethostname()}:{bound.getsockname()[1]}" if is_open(settings.host) else ""
     )
-    server_process.serve(settings, bound, lambda url: echo(f"forebay listens on {url}{others}"))
+    server_process.serve(settings, bound, lambda url: echo(f"forebay listens on {url}{others}\nits page: {url}/ui/"))
 
 
 def is_open(host: str) -> bool:
@@ -77,8 +76,12 @@ def is_open(host: str) -> bool:
     return host in ("0.0.0.0", "::")  # noqa: S104 - recognised here, not bound
 
 
-def read_settings(config: Path | None, **flags: object) -> Settings:
+def read_settings(config: Path | None, **flags: object) -> "Settings":
     """Read the settings. Raises ``InvalidInput`` that names the first wrong one."""
+    # Imported here, because commands that only call a server need no settings.
+    from pydantic import ValidationError
+
+    from forebay.core.settings import load_settings
     from forebay.server.runs.start_fields import check_run_defaults
 
     try:

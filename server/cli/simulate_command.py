@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.core.errors import InvalidInput, MissingExtra
+from forebay.core.errors import InvalidInput
+from forebay.core.lazy_names import require_extra
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url, check_plot, writing_plot
 from forebay.server.cli.output import make_console, print_json
 from forebay.server.cli.trace_source import DataDir, open_source
@@ -66,7 +67,7 @@ def command(
     """Try schedulers on a recorded run or on generated answers: the real code in virtual time."""
     if (given is None) == (population is None):
         raise InvalidInput("give RUN|FILE, or --population", hint="exactly one of the two", field="source")
-    _require_extra()
+    require_extra("sim", "numpy", "scipy", "matplotlib")
     check_plot(plot)
     with _source(given, population, kv, url, token, data_dir) as source:
         wanted = _variations(source, policy, settings or [], engines, num_process)
@@ -101,15 +102,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _require_extra() -> None:
-    """Raise ``MissingExtra`` if a package is missing. Checks without importing."""
-    from importlib.util import find_spec
-
-    for package in ("numpy", "scipy", "matplotlib"):
-        if find_spec(package) is None:
-            raise MissingExtra(package, "sim")
 
 
 @contextmanager

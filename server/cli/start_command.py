@@ -14,7 +14,8 @@ from forebay.server.cli.client import ServerClient
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url, own_command
 from forebay.server.cli.output import echo, facts_table, make_console, print_json, show_table
 from forebay.server.cli.progress import RateMeter, RunProgress, make_display
-from forebay.server.cli.run_facts import alarm_of, failure_of, has_usable_groups, nothing_usable, run_facts
+from forebay.server.cli.run_facts import failure_of, nothing_usable, run_facts
+from forebay.server.findings import alarm_of, has_usable_groups
 
 FOLLOW_INTERVAL_S = 0.5
 INTERRUPTED_EXIT_CODE = 130
@@ -23,6 +24,7 @@ OBJECTS = {
     "scheduler": '{"policy": "longest-first"}',
     "oversampling": '{"rollouts_per_group": 10}',
     "retry_budgets": '{"engine_failure": 5}',
+    "evaluate": '{"tasks": {"aime": {"input_file": "aime.jsonl"}}, "every": 10}',
 }
 """Fields of a run that are objects, with an example of each."""
 
@@ -46,6 +48,20 @@ def command(
     max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens per answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
     policy: Annotated[str | None, typer.Option(help="Scheduling policy: which rollout starts next, and where.")] = None,
+    arrays: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Arrays per token: routed_experts,sampling_mask,top_logprobs:20."),
+    ] = None,
+    is_restoring: Annotated[
+        bool, typer.Option("--restore-reasoning", help="Put back the reasoning that agents drop.")
+    ] = False,
+    evaluations: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--evaluate", metavar="FILE", help="Evaluate on these tasks, or as this JSON or TOML file says; repeatable."
+        ),
+    ] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="Evaluate at every Nth checkpoint.")] = None,
     replay: Annotated[
         str | None,
         typer.Option(metavar="SOURCE", help="Replay a recorded run or file."),
@@ -85,11 +101,17 @@ def command(
         "num_process": num_process,
         "workers": workers and _counts_by_node(workers),
         "backend": backend,
+        "arrays": arrays and arrays.split(","),
+        "restore_reasoning": is_restoring or None,
     }
     payload = (read_payload(file) if file else {}) | {key: value for key, value in flags.items() if value is not None}
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     set_inside(payload, "sampling_params", {key: value for key, value in sampling.items() if value is not None})
     set_inside(payload, "scheduler", {"policy": policy} if policy is not None else {})
+    set_inside(payload, "evaluate", {} if every is None else {"every": every})
+    if evaluations:
+        tasks = (payload.get("evaluate") or {}).get("tasks") or {}
+        set_inside(payload, "evaluate", {"tasks": {**tasks, **dict(map(_evaluation_task, evaluations))}})
     how = {"steps": steps, "mode": mode, "rewards": rewards, "code": code, "ignore": ignore}
     set_replay(payload, replay, {key: value for key, value in how.items() if value is not None})
     for name, value in map(parse_assignment, assignments or ()):  # last: --set overrides flags, flags the file
@@ -175,19 +197,30 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 def assign(payload: dict[str, Any], name: str, value: Any) -> None:
     """Set a field of a payload; ``OBJECT.FIELD`` sets a nested field. Raises ``InvalidInput``."""
     outer, is_inside, inner = name.partition(".")
-    if is_inside and outer in OBJECTS:
-        set_inside(payload, outer, {inner: value})
-    else:
+    if not is_inside:
         payload[name] = value
+    elif outer in OBJECTS:
+        set_inside(payload, outer, {inner: value})
+    else:  # an object of the generator, of any depth
+        set_inside(payload, outer, {})
+        payload[outer] = dict(payload.get(outer) or {})
+        assign(payload[outer], inner, value)
 
 
 def set_inside(payload: dict[str, Any], name: str, given: dict[str, Any]) -> None:
     """Merge ``given`` into an object of a payload. Raises ``InvalidInput`` if it is not an object."""
     before = payload.get(name)
     if before is not None and not isinstance(before, dict):
-        raise InvalidInput(f"{name} must be an object (got {before!a})", hint=f"for example {OBJECTS[name]}")
+        example = OBJECTS.get(name, f"--set {name}.FIELD=JSON")
+        raise InvalidInput(f"{name} must be an object (got {before!a})", hint=f"for example {example}")
     if given:
         payload[name] = {**(before or {}), **given}
+
+
+def _evaluation_task(file: str) -> tuple[str, dict[str, Any]]:
+    """The name of an evaluation's task, from its file, and the fields that its start has of its own."""
+    path = Path(file)
+    return path.stem, read_payload(path) if path.suffix in (".json", ".toml") else {"input_file": _found_here(file)}
 
 
 def _found_here(path_text: str) -> str:

@@ -1,10 +1,11 @@
 """``forebay trace``: exports a run's trace in other tools' formats."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -15,6 +16,10 @@ from forebay.server.cli.trace_source import DataDir, Given, TraceSource, open_so
 from forebay.telemetry.trace_db import TraceDB
 from forebay.telemetry.tracing.read_trace import BadLines
 from forebay.telemetry.tracing.records import Dropped
+
+if TYPE_CHECKING:
+    from forebay.replay.recording import Recording
+    from forebay.telemetry.export.otel_spans import Content
 
 MOST_PROBLEMS = 10
 """Maximum number of skipped lines to list."""
@@ -46,16 +51,46 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", help="Where to write.  [default: a name made from the run's]")
     ] = None,
+    has_content: Annotated[
+        bool, typer.Option("--content", help="Send prompts and replies too, of a run of the server (otlp).")
+    ] = False,
     data_dir: DataDir = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
 ) -> None:
-    """Write the trace of a run for another tool, or send it to one. No file is ever overwritten."""
+    """Write the trace of a run for another tool, or send it to one. No file is ever overwritten.
+
+    `forebay export` writes rollouts as ATIF, Parquet or JSON Lines, `forebay recording export` a file to replay.
+    """
+    if has_content and (target is not ExportTarget.OTLP or Path(given).exists()):
+        hint = "forebay trace export RUN --to otlp --content, with a run of the server"
+        raise InvalidInput("--content needs a run, whose samples have the texts, and --to otlp", hint=hint)
     with open_source(given, url, token, data_dir) as source:
         if source.is_verl_log:
             hint = f"`forebay profile {given}` reads it"
             raise InvalidInput(f"{given} is verl's profile log, but only traces can be exported", hint=hint)
-        {ExportTarget.PERFETTO: _draw, ExportTarget.OTLP: _send}[target](source, output)
+        if target is ExportTarget.PERFETTO:
+            _draw(source, output)
+        elif has_content:
+            from forebay.server.cli.recordings.recording_download import open_recording_of
+
+            with open_recording_of(given, url, token, partial=True) as recording:
+                _send(source, output, partial(_messages, recording))
+        else:
+            _send(source, output)
+
+
+def _messages(recording: "Recording", group: str, uid: str, attempt: int) -> Sequence[Any]:
+    """The messages of an attempt of a rollout; none if its sample is not stored, or is of a later attempt."""
+    from forebay.replay.errors import NotRecorded, RecordingDamaged
+    from forebay.replay.exporters.rollouts import RolloutSample
+
+    try:
+        stored = [each for each in recording.samples(group) if each.row.uid == uid]
+        fields = [RolloutSample(each.row, recording.body(each)).fields for each in stored]
+    except (NotRecorded, RecordingDamaged):
+        return ()
+    return next((each["messages"] for each in fields if each.get("attempt", attempt) == attempt), ())
 
 
 def _draw(source: TraceSource, output: Path | None) -> None:
@@ -69,7 +104,7 @@ def _draw(source: TraceSource, output: Path | None) -> None:
     echo(f"attempts of rollouts: {drawing.num_attempts:,}; open the file at https://ui.perfetto.dev", err=True)
 
 
-def _send(source: TraceSource, output: Path | None) -> None:
+def _send(source: TraceSource, output: Path | None, content: "Content | None" = None) -> None:
     from forebay.telemetry.export.otlp import OtlpExport
 
     if output is not None:
@@ -77,7 +112,7 @@ def _send(source: TraceSource, output: Path | None) -> None:
         raise InvalidInput("--output names a file, but spans are sent to a collector", hint=hint)
     sending = OtlpExport()
     with closing(sending), _read(source) as db:
-        sending.send(db)
+        sending.send(db, content)
     echo(f"{sending.num_sent:,} spans sent to {sending.endpoint}", err=True)
 
 

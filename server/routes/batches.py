@@ -91,17 +91,20 @@ async def set_checkpoint(request: Request, leases: RunLeases, services: Server) 
     """Assign batches to the trainer's checkpoint of a step and acknowledge them, all or none."""
     asked = parse(CheckpointRequest, await request.body())
     fixed = await checkpoint(leases, asked.step, asked.batch_ids)
+    if asked.step == max(leases.buffer.batches.steps):
+        services.evaluations.note_marked(leases.buffer.run.run_id, asked.step)
     services.retention.ask()  # bodies that no checkpoint needs may be removed now
     ids = [row.batch_id for row in fixed]
     return {"step": asked.step, "batch_ids": ids, "checkpoints": leases.buffer.batches.steps}
 
 
 @router.post("/rewind")
-async def go_back(request: Request, leases: RunLeases) -> dict[str, Any]:
+async def go_back(request: Request, leases: RunLeases, services: Server) -> dict[str, Any]:
     """Rewind to the trainer's checkpoint of a step: all groups outside it are ready again; null for all groups."""
     # A missing body does not mean everything: null must be written.
     asked = parse(RewindRequest, await request.body())
     undone = await rewind(leases, asked.step)
+    await services.evaluations.note_rewound(leases.buffer.run.run_id, asked.step)
     num_groups = sum(len(row.group_ids) for row in undone.batches)
     steps = leases.buffer.batches.steps
     return {"step": asked.step, "num_batches": len(undone.batches), "num_groups": num_groups, "checkpoints": steps}

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
 from forebay.buffer.journal_source import JournalSource
@@ -17,7 +17,7 @@ from forebay.core.records.rows import BatchRow, GroupRow, StoredSample
 from forebay.replay.options import parse_steps
 from forebay.replay.recording_export import RECORDING_TYPE, RecordEncoder
 from forebay.replay.recording_secrets import without_secrets
-from forebay.replay.step_filter import check_bodies, chosen_batches, chosen_groups
+from forebay.replay.step_filter import check_bodies, chosen_batches, chosen_groups, named_groups
 from forebay.server.runs.replay_sources import ReplaySources
 from forebay.server.services import Services, services_of
 from forebay.telemetry.tracing.read_trace import bounded_lines, trace_files
@@ -33,15 +33,19 @@ NDJSON = "application/x-ndjson"
 
 
 @router.get("/trace", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})
-async def trace(run_id: str, services: Server) -> StreamingResponse:
-    """The lines of all files of the run's trace, each file's header first. Returns what is there without waiting."""
+async def trace(run_id: str, services: Server, kind: Literal["rollout"] | None = None) -> StreamingResponse:
+    """The lines of all files of the run's trace, each file's header first. Returns what is there without waiting.
+
+    ``kind`` selects the summaries of rollouts.
+    """
     services.buffer.get(run_id)
     own = services.traces.get(run_id)
     await asyncio.to_thread(own.flush)
-    return StreamingResponse(_trace_lines(services.traces.folder_of(run_id)), media_type=NDJSON)
+    start = b'{"kind":"%s"' % kind.encode() if kind else b""
+    return StreamingResponse(_trace_lines(services.traces.folder_of(run_id), start), media_type=NDJSON)
 
 
-async def _trace_lines(folder: Path) -> AsyncIterator[bytes]:
+async def _trace_lines(folder: Path, start: bytes) -> AsyncIterator[bytes]:
     for path in await asyncio.to_thread(trace_files, folder):
         try:
             file = await asyncio.to_thread(open, path, "rb", TRACE_CHUNK_BYTES, opener=regular_opener)
@@ -49,17 +53,18 @@ async def _trace_lines(folder: Path) -> AsyncIterator[bytes]:
             continue
         with file:
             lines = bounded_lines(file)
-            while piece := await asyncio.to_thread(_whole_lines, lines):
+            while piece := await asyncio.to_thread(_whole_lines, lines, start):
                 yield piece
 
 
-def _whole_lines(lines: Iterator[tuple[int, bytes]]) -> bytes:
-    """The next complete lines, in batches. An incomplete last line is left out, since it may still grow."""
+def _whole_lines(lines: Iterator[tuple[int, bytes]], start: bytes) -> bytes:
+    """The next complete lines that begin with ``start``, in batches. An incomplete last line may still grow."""
     found: list[bytes] = []
     size = 0
     while size < TRACE_CHUNK_BYTES and (line := next(lines, (0, b""))[1]).endswith(b"\n"):
-        found.append(line)
-        size += len(line)
+        if line.startswith(start):
+            found.append(line)
+            size += len(line)
     return b"".join(found)
 
 
@@ -71,16 +76,33 @@ class _Export(NamedTuple):
     groups: Sequence[GroupRow]
     batches: Sequence[BatchRow]
     encoder: RecordEncoder
+    is_partial: bool
+    """Whether groups whose bodies were removed are left out, instead of refusing the export."""
+    has_bodies: bool
+    """Whether bodies are sent; otherwise every body is empty."""
 
 
 @router.get("/recording", response_class=StreamingResponse, responses={200: {"content": {RECORDING_TYPE: {}}}})
-async def recording(run_id: str, services: Server, steps: str | None = None) -> StreamingResponse:
-    """The run as a file: groups, samples, bodies and batches; ``steps`` (``50-60,70``) selects steps."""
-    export = await _prepared(services, run_id, steps)
+async def recording(
+    run_id: str,
+    services: Server,
+    steps: str | None = None,
+    groups: Annotated[list[str], Query()] = [],  # noqa: B006 - FastAPI copies it
+    partial: bool = False,
+    bodies: bool = True,
+) -> StreamingResponse:
+    """The run as a file: groups, samples, bodies and batches.
+
+    ``steps`` (``50-60,70``) selects steps, ``groups`` ids or instances. ``partial`` leaves out the samples of groups
+    whose bodies were removed, instead of refusing the export. Without ``bodies``, all bodies are empty.
+    """
+    export = await _prepared(services, run_id, steps, groups, is_partial=partial, has_bodies=bodies)
     return StreamingResponse(_records(export), media_type=RECORDING_TYPE)
 
 
-async def _prepared(services: Services, run_id: str, steps: str | None) -> _Export:
+async def _prepared(
+    services: Services, run_id: str, steps: str | None, names: Sequence[str], *, is_partial: bool, has_bodies: bool
+) -> _Export:
     """Collect what to export before anything is sent.
 
     Raises ``RunNotFound``, ``InvalidInput``, ``NotRecorded``, ``BodiesGone``, and ``MissingExtra`` without zstandard.
@@ -93,10 +115,15 @@ async def _prepared(services: Services, run_id: str, steps: str | None) -> _Expo
         batches = chosen_batches(batches, ranges)
         groups = chosen_groups(groups, batches, ranges)
         steps = ",".join(f"{first}-{last}" if first < last else str(first) for first, last in ranges)
-    async with services.sources.kept(run_id):
-        await check_bodies(source, groups)
+    if names:
+        groups = named_groups(groups, names)
+        ids = {group.group_id for group in groups}
+        batches = [batch for batch in batches if not ids.isdisjoint(batch.group_ids)]
+    if has_bodies and not is_partial:
+        async with services.sources.kept(run_id):
+            await check_bodies(source, groups)
     encoder = RecordEncoder(without_secrets(source.run), steps or "")
-    return _Export(services.sources, source, groups, batches, encoder)
+    return _Export(services.sources, source, groups, batches, encoder, is_partial, has_bodies)
 
 
 async def _records(export: _Export) -> AsyncIterator[bytes]:
@@ -125,6 +152,9 @@ async def _groups(export: _Export, groups: Sequence[GroupRow]) -> AsyncIterator[
     found = await export.source.samples([group.group_id for group in groups])
     for group in groups:
         left_out = ""
+        if export.is_partial and export.has_bodies and not all(map(export.source.has_body, found[group.group_id])):
+            yield export.encoder.group(group, "retention has removed bodies of its samples")
+            continue
         try:
             async for piece in _samples(export, found[group.group_id]):
                 yield piece
@@ -138,5 +168,5 @@ async def _groups(export: _Export, groups: Sequence[GroupRow]) -> AsyncIterator[
 async def _samples(export: _Export, samples: Sequence[StoredSample]) -> AsyncIterator[bytes]:
     """The bodies of a group's samples, up to the first unreadable one. Raises ``BodyUnreadable``."""
     for part in stretches_of_bodies(samples):
-        bodies = await export.source.bodies(part)
+        bodies = await export.source.bodies(part) if export.has_bodies else [b""] * len(part)
         yield await asyncio.to_thread(export.encoder.samples, part, bodies)

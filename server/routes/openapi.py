@@ -13,9 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from forebay.core.records.notes import Note
 from forebay.core.run import RunSettings
 from forebay.generators.buffer_link.abc import ProgressReport
 from forebay.server.routes.batches import CheckpointRequest, ExtendRequest, RewindRequest
+from forebay.server.routes.read_batches import BatchRequest, SlimeReadBody
+from forebay.server.routes.read_parts import PartsRequest
 from forebay.server.routes.weights import ContinueRequest, PauseRequest, WeightVersionRequest
 
 
@@ -43,47 +46,36 @@ _SAMPLE = {
         "instance_id": {"type": ["string", "integer"]},
         "messages": {"type": "array"},
         "reward": {"type": "number"},
+        "reward_parts": {"type": "object", "additionalProperties": {"type": "number"}},
         "epoch": {"type": "integer"},
         "slot": {"type": "integer"},
         "status": {"enum": ["completed", "failed"]},
     },
     "additionalProperties": True,
 }
-_BATCH_SIZE = {"batch_size": {"type": "integer", "minimum": 1}}
-_SLIME_READ = {"type": "object", "properties": _BATCH_SIZE}
-_WAITING_READ = {
-    "type": "object",
-    "properties": {**_BATCH_SIZE, "timeout": {"type": "number"}, "wait": {"type": "boolean"}},
-}
-_BATCH = {
-    "type": "object",
-    "properties": {
-        **_BATCH_SIZE,
-        "num_groups": {"type": "integer", "minimum": 1},
-        "wait_s": {"type": "number"},
-        "lease_s": {"type": "number"},
-        "step": {"type": "integer", "minimum": 0},
-        "max_staleness": {"type": "integer", "minimum": 0},
-        "request_id": {"type": "string", "maxLength": 200},
-    },
-}
 _SAMPLES = {"oneOf": [_SAMPLE, {"type": "array", "items": _SAMPLE}]}
+_NOTE = {"$ref": "#/components/schemas/Note"}
+_NOTES = {"oneOf": [_NOTE, {"type": "array", "items": _NOTE}]}
 
-SAMPLE_PATHS: dict[str, tuple[str, str, dict[str, Any]]] = {
+Schema = dict[str, Any] | type[BaseModel]
+
+SAMPLE_PATHS: dict[str, tuple[str, str, Schema]] = {
     "/buffer/write": ("slime", "Store one sample of the default stream's run.", _SAMPLE),
     "/s/{name}/buffer/write": ("slime", "Store one sample of a named stream's run.", _SAMPLE),
     "/w/{run_key}/buffer/write": ("run process", "Store one sample of the run with this key.", _SAMPLE),
     "/w/{run_key}/samples": ("run process", "Store samples of the run with this key.", _SAMPLES),
-    "/get_rollout_data": ("slime", "Read finished groups of the default stream.", _SLIME_READ),
-    "/s/{name}/get_rollout_data": ("slime", "Read finished groups of a named stream.", _SLIME_READ),
-    "/buffer/read": ("slime", "Read finished groups, waiting for them if asked to.", _WAITING_READ),
-    "/s/{name}/buffer/read": ("slime", "Read finished groups of a named stream, waiting for them.", _WAITING_READ),
+    "/get_rollout_data": ("slime", "Read finished groups of the default stream.", SlimeReadBody),
+    "/s/{name}/get_rollout_data": ("slime", "Read finished groups of a named stream.", SlimeReadBody),
+    "/buffer/read": ("slime", "Read finished groups, waiting for them if asked to.", SlimeReadBody),
+    "/s/{name}/buffer/read": ("slime", "Read finished groups of a named stream, waiting for them.", SlimeReadBody),
     "/v1/runs/{run_id}/samples": ("samples", "Store one sample or an array; each gets its own result.", _SAMPLES),
-    "/v1/runs/{run_id}/batches": ("batches", "Lease whole groups, waiting up to wait_s for them.", _BATCH),
+    "/v1/runs/{run_id}/batches": ("batches", "Lease whole groups, waiting up to wait_s for them.", BatchRequest),
+    "/v1/runs/{run_id}/batches/{batch_id}/parts": ("batches", "Read parts of the batch's samples.", PartsRequest),
+    "/v1/runs/{run_id}/batches/{batch_id}/annotations": ("batches", "Store numbers of the batch's samples.", _NOTES),
 }
 
 _RUN = "/v1/runs/{run_id}"
-BODIES: dict[tuple[str, str], type[BaseModel]] = {
+BODIES: dict[tuple[str, str], Schema] = {
     ("post", "/start_rollout"): StartBody,
     ("post", "/s/{name}/start_rollout"): StartBody,
     ("post", "/v1/runs"): StartBody,
@@ -93,6 +85,7 @@ BODIES: dict[tuple[str, str], type[BaseModel]] = {
     ("put", f"{_RUN}/weight_version"): WeightVersionRequest,
     ("post", f"{_RUN}/engines/pause"): PauseRequest,
     ("post", f"{_RUN}/engines/continue"): ContinueRequest,
+    ("post", "/w/{run_key}/progress"): {"$ref": "#/components/schemas/ProgressReport"},
 }
 """Bodies that the framework's routes read themselves, within the limits on bodies."""
 
@@ -110,7 +103,7 @@ def complete_document(app: FastAPI) -> None:
         if app.openapi_schema is None:  # FastAPI caches the document, with these paths in it
             document = framework()
             for path, described in SAMPLE_PATHS.items():
-                document["paths"].setdefault(path, {})["post"] = _operation(path, *described)
+                document["paths"].setdefault(path, {})["post"] = _operation(path, *described[:2])
             _add_bodies(document)
         return framework()
 
@@ -118,13 +111,14 @@ def complete_document(app: FastAPI) -> None:
 
 
 def _add_bodies(document: dict[str, Any]) -> None:
-    models = [(model, "validation") for model in dict.fromkeys(BODIES.values())]
+    bodies = {("post", path): body for path, (_, _, body) in SAMPLE_PATHS.items()} | BODIES
+    models = [(body, "validation") for body in bodies.values() if isinstance(body, type)]
     refs, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    (progress,), reports = msgspec.json.schema_components([ProgressReport], ref_template="#/components/schemas/{name}")
-    document["components"]["schemas"] |= schemas["$defs"] | reports
-    bodies = {key: refs[model, "validation"] for key, model in BODIES.items()}
-    for (method, path), schema in (bodies | {("post", "/w/{run_key}/progress"): progress}).items():
-        document["paths"][path][method]["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    _, structs = msgspec.json.schema_components([ProgressReport, Note], ref_template="#/components/schemas/{name}")
+    document["components"]["schemas"] |= schemas["$defs"] | structs
+    for (method, path), body in bodies.items():
+        content = {"application/json": {"schema": refs[body, "validation"] if isinstance(body, type) else body}}
+        document["paths"][path][method]["requestBody"] = {"required": path in SAMPLE_PATHS, "content": content}
 
 
 class _OtherMethods:
@@ -139,12 +133,11 @@ class _OtherMethods:
         raise HTTPException(405, headers={"Allow": ", ".join(allowed)})
 
 
-def _operation(path: str, tag: str, summary: str, body: dict[str, Any]) -> dict[str, Any]:
+def _operation(path: str, tag: str, summary: str) -> dict[str, Any]:
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     return {
         "tags": [tag],
         "summary": summary,
         "parameters": [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": {"200": {"description": "OK"}},
     }

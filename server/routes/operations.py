@@ -39,20 +39,22 @@ async def readyz(services: Server, response: Response) -> dict[str, Any]:
     stalled = [e.run.run_id for e in services.buffer.entries if e.buffer.is_stalled and e.run.state in WORKING]
     return {
         "ready": is_ready,
-        "storage": _storage_text(services.buffer),
-        "retention": _retention_text(services.retention.num_bytes_over),
+        "storage": storage_text(services.buffer),
+        "retention": retention_text(services.retention.num_bytes_over),
         "stalled_runs": stalled,
         "alarms": [{"run_id": run_id, **alarm} for run_id, alarm in _alarms(services.buffer).items()],
     }
 
 
-def _storage_text(buffer: Buffer) -> str:
+def storage_text(buffer: Buffer) -> str:
+    """Whether the journal takes writes: ``ok``, or why not."""
     if buffer.store.is_on_reserve:
         return "the disk is full: what is stored can be read and acknowledged, and nothing new is taken"
     return "ok" if buffer.is_healthy else "the journal cannot be written"
 
 
-def _retention_text(num_bytes_over: int) -> str:
+def retention_text(num_bytes_over: int) -> str:
+    """Whether the journal keeps to its budget: ``ok``, or by how much it does not."""
     if not num_bytes_over:
         return "ok"
     return f"the journal is {num_bytes_over} bytes over max_journal_bytes; no more can be removed: see `forebay gc`"
@@ -93,7 +95,7 @@ def snapshot(buffer: Buffer, upkeep: TraceUpkeep) -> Snapshot:
     tallies = [tally for entry in entries for tally in (entry.run.tally, entry.run.gateway_tally)]
     run_counts = +_total(part for tally in tallies for part in (tally.earlier, tally.current))
     outcomes = _total(entry.buffer.outcomes for entry in entries)
-    reasons = _total(each.discard_reasons for each in groups)
+    reasons = _total(entry.buffer.groups.discard_reasons for entry in entries if entry.run.evaluates is None)
     dropped = upkeep.dropped
     stats = buffer.store.stats()
     oldest_s = max((oldest_age_s(entry.buffer) for entry in entries), default=0.0)

@@ -15,8 +15,8 @@ from forebay.buffer.reads.delivery import Delivery, LeasedBatch
 from forebay.buffer.reads.reply_rows import PROVED_BYTES, ReplyRows
 from forebay.buffer.reads.selection import ReadRequest
 from forebay.buffer.store.abc import num_sent
-from forebay.core.errors import StorageFailed
-from forebay.core.reward_place import Parts
+from forebay.core.errors import InvalidInput, StorageFailed
+from forebay.core.records.reward_place import Parts
 from forebay.server.direct_send import DirectBody, direct_reply, watched
 from forebay.server.routes.sample_routes import SampleCall, SamplePaths, SampleRoute, SlimeRoute, by_name
 from forebay.server.routes.tensor_replies import Pieces, json_rows, tensor_reply, wants_tensors
@@ -68,6 +68,9 @@ class BatchRoute(SampleRoute):
 
     async def deliver(self, call: SampleCall, request: ReadRequest, wait_s: float) -> bool:
         """Send a batch; return whether there was one."""
+        if (evaluates := call.entry.run.evaluates) is not None:
+            hint = f"read batches of run {evaluates.run_id!r}; its evaluations have the results"
+            raise InvalidInput("an evaluation has no batches", hint=hint, field="run_id")
         wait_s = min(wait_s, call.services.settings.max_wait_s)
         # The body is complete: the next message can only be a disconnect.
         client = asyncio.create_task(until_gone(call.receive))

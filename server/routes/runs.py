@@ -1,21 +1,32 @@
 """Runs: start, list, inspect, stop, read the log; and the generators available for a start."""
 
 import asyncio
+from collections.abc import Sequence
 from enum import Enum
 from itertools import dropwhile, islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict
 
 from forebay.core.run import check_name
 from forebay.server.services import Services, services_of
 from forebay.server.views import run_view, storage_view
-from forebay.web.request_models import parse_request
+from forebay.web.request_models import Step, parse, parse_request
 
 Server = Annotated[Services, Depends(services_of)]
 
 router = APIRouter(prefix="/v1")
 RUNS: list[str | Enum] = ["runs"]
+
+
+class EvaluationRequest(BaseModel):
+    """The body of ``…/evaluations``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: str
+    step: Step
 
 
 @router.post("/runs", status_code=201, tags=RUNS)
@@ -46,7 +57,7 @@ async def list_runs(
     named = (run for run in runs if name in (None, run.name))
     found = (run for run in named if run.run_id.startswith(prefix) or run.name.startswith(prefix))
     return {
-        "runs": [_view(run.run_id, services) for run in islice(found, limit)],
+        "runs": _views([run.run_id for run in islice(found, limit)], services),
         "storage": storage_view(services.buffer.store.stats(), services.retention),
     }
 
@@ -74,6 +85,13 @@ async def remove(run_id: str, services: Server) -> dict[str, Any]:
     return {"run_id": run_id}
 
 
+@router.post("/runs/{run_id}/evaluations", status_code=201, tags=RUNS)
+async def evaluate(run_id: str, request: Request, services: Server) -> dict[str, Any]:
+    """Evaluate the run's current weights on one of its tasks; the run's ``evaluations`` have the result."""
+    asked = parse(EvaluationRequest, await request.body())
+    return await services.evaluations.start(run_id, asked.task, asked.step)
+
+
 @router.get("/runs/{run_id}/log", tags=RUNS)
 async def log(
     run_id: str, services: Server, lines: Annotated[int, Query(ge=1, le=10_000)] = 100, uid: str | None = None
@@ -91,4 +109,13 @@ async def list_generators(services: Server) -> dict[str, Any]:
 
 
 def _view(run_id: str, services: Services) -> dict[str, Any]:
-    return {**run_view(services.buffer.get(run_id)), "trace": services.traces.get(run_id).view()}
+    return _views([run_id], services)[0]
+
+
+def _views(run_ids: Sequence[str], services: Services) -> list[dict[str, Any]]:
+    views = [run_view(services.buffer.get(run_id)) for run_id in run_ids]
+    evaluations = services.evaluations.views_of(run_ids)
+    return [
+        {**view, "evaluations": evaluations[run_id], "trace": services.traces.get(run_id).view()}
+        for run_id, view in zip(run_ids, views, strict=True)
+    ]

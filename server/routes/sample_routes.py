@@ -111,5 +111,7 @@ class SampleRouter:
             resource, _, rest = rest.partition("/")
             kind = f"v1/{resource}"
         name, _, action = rest.partition("/")
+        if action.startswith("batches/"):  # then follows an id, which the route reads itself
+            action = f"batches/*/{action.rpartition('/')[2]}"
         found = self._paths.get((kind, action))
         return None if found is None else (found, name)

@@ -15,8 +15,8 @@ from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.store.abc import Slice, Store, stretches
 from forebay.core.batch_tensors import Numbers, P, Stretch, TokenRow, columns, make_row, read_numbers, token_row
 from forebay.core.binary_sample import HEAD_BYTES, FieldOffsets, as_json, is_binary, read_offsets
+from forebay.core.records.reward_place import Parts, rewards_text
 from forebay.core.records.rows import Location
-from forebay.core.reward_place import Parts, rewards_text
 from forebay.core.safetensors_format import ITEM_BYTES, TENSORS_TYPE, blob_head
 from forebay.server.direct_send import direct_reply
 from forebay.web.replies import HttpReply
@@ -81,7 +81,7 @@ def make_blob(rows: Sequence[TokenRow[P]], group_sizes: Sequence[int], head: byt
     """Make the blob of these rows."""
     rest = [head, b",".join(row.rest for row in rows), tail]
     tensors = columns(rows, group_sizes, rest)
-    first = blob_head([(tensor.name, tensor.dtype, tensor.num_items) for tensor in tensors], {"format": "forebay"})
+    first = blob_head([(tensor.name, tensor.dtype, (tensor.num_items,)) for tensor in tensors], {"format": "forebay"})
     num_bytes = len(first) + sum(tensor.num_items * ITEM_BYTES[tensor.dtype] for tensor in tensors)
     return Blob([first, *chain.from_iterable(tensor.pieces for tensor in tensors)], num_bytes)
 

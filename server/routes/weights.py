@@ -8,10 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from forebay.core.weight_versions import Loaded, PauseMode
 from forebay.engines import weight_updates
-from forebay.engines.router_workers import WorkerAdmin, admin_client
+from forebay.engines.router_workers import admin_client
 from forebay.server.engine_pauses import Announce, RunEngines
+from forebay.server.engine_watch import worker_view
 from forebay.server.runs.steps import announce
 from forebay.server.services import Services, services_of
+from forebay.web.replies import ClientGone
 from forebay.web.request_models import Step, parse
 
 Server = Annotated[Services, Depends(services_of)]
@@ -64,6 +66,7 @@ async def set_weight_version(run_id: str, request: Request, services: Server) ->
         return {"weight_version": asked.weight_version}
     # The update announces the version, between the pause and the first token of the new weights.
     engines, mode = RunEngines.of(services.buffer.get(run_id).run), asked.mode or "abort"
+    await _make_way(run_id, request, services)
     done = await services.pauses.update(engines, asked.weight_version, asked.model_path, mode, announcement)
     return {"weight_version": asked.weight_version, "mode": mode, **done}
 
@@ -73,6 +76,7 @@ async def pause_engines(run_id: str, request: Request, services: Server) -> dict
     """Pause the run's engines; replies when they are idle. They resume on request, or after ``limit_s`` seconds."""
     asked = parse(PauseRequest, await request.body() or b"{}")
     engines = RunEngines.of(services.buffer.get(run_id).run)
+    await _make_way(run_id, request, services)
     pause = await services.pauses.pause(engines, asked.mode, asked.limit_s)
     return {"mode": pause.mode, "limit_s": pause.limit_s, "workers": pause.urls}
 
@@ -92,19 +96,15 @@ async def list_engines(run_id: str, services: Server) -> dict[str, Any]:
     engines, record = RunEngines.of(services.buffer.get(run_id).run), services.pauses.of(run_id)
     pause = record and {"mode": record.mode, "limit_s": record.limit_s, "until_s": record.until_s}
     async with admin_client(engines.api_key) as http:
-        workers = await asyncio.gather(*map(_worker_view, await weight_updates.workers_of(http, engines.urls)))
+        workers = await asyncio.gather(*map(worker_view, await weight_updates.workers_of(http, engines.urls)))
     return {"workers": workers, "pause": pause}
 
 
-async def _worker_view(worker: WorkerAdmin) -> dict[str, Any]:
-    info, load = await worker.model_info(), await worker.load()
-    return {
-        "url": worker.url,
-        "weight_version": info.weight_version if info else None,
-        "model_path": info.model_path if info else None,
-        "num_running": load.running if load else None,
-        "num_waiting": load.waiting if load else None,
-    }
+async def _make_way(run_id: str, request: Request, services: Services) -> None:
+    """Let evaluations end before an update. Raises ``ClientGone`` if the trainer left meanwhile."""
+    await services.evaluations.make_way(run_id)
+    if await request.is_disconnected():
+        raise ClientGone
 
 
 def _announcement(run_id: str, services: Services) -> Announce:
@@ -112,6 +112,7 @@ def _announcement(run_id: str, services: Services) -> Announce:
     buffer = services.buffer.get(run_id).buffer
 
     async def announcement(loaded: Loaded) -> None:
+        await services.evaluations.make_way(run_id, loaded)
         buffer.check_storage()  # before memory differs from the disk
         announce(buffer, loaded)
         await buffer.save_run()

@@ -91,6 +91,8 @@ class RunGateway:
             "api_key": _text(payload, "api_key"),
             "model": _text(payload, "model"),
             "policy_models": run.settings.policy_models,
+            "arrays": run.settings.arrays,
+            "restore_reasoning": run.settings.restore_reasoning,
             "trace": self._traces.process_settings(run),
         }
         if is_captured(run):

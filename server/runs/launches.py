@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forebay.buffer.buffer import Buffer
 from forebay.core.addresses import engine_urls
-from forebay.core.errors import ForebayError
+from forebay.core.errors import ForebayError, InvalidInput
 from forebay.core.run import DEFAULT_BACKEND, Run, RunState
 from forebay.generators.discovery.catalog import Catalog
 from forebay.generators.discovery.info import GeneratorInfo
@@ -25,14 +25,14 @@ from forebay.server.runs.supervisor import LaunchSpec, Supervisor
 logger = logging.getLogger(__name__)
 
 
-def set_generator(run: Run, number: int, generator: GeneratorInfo) -> None:
-    """Set the generator of start ``number`` of the run, which already has its copy."""
+def set_generator(run: Run, number: int, generator: GeneratorInfo, request: StartRequest) -> None:
+    """Set the generator of start ``number`` of the run, which already has its copy, and the warnings of the start."""
     run.num_starts = number
     run.generator_path, run.generator_sha256 = str(generator.path), generator.sha256
     run.generator_files = generator.files
     run.generator_hooks, run.is_native_generator = sorted(generator.hooks), generator.imports_base
     run.generator_contract = None if generator.hooks else generator.contract
-    run.warnings = start_warnings(run.payload)
+    run.warnings = [*start_warnings(run.payload), *request.warnings]
     note_code(run)
     for warning in run.warnings:
         logger.warning("run %s: %s", run.run_id, warning)
@@ -71,6 +71,20 @@ class Launches:
         """Whether the run is starting, has its process, or is being fed from a recording."""
         parts = self._parts
         return run_id in self._tasks or parts.supervisor.is_alive(run_id) or parts.replays.is_alive(run_id)
+
+    async def check(self, request: StartRequest, generator: GeneratorInfo, wait_s: float | None) -> None:
+        """Check a start and those of its evaluations. Raises as ``StartCheck.check`` and ``Catalog.resolve``."""
+        await self._parts.check.check(request, generator)
+        if (evaluate := request.settings.evaluate) is None:
+            return
+        for task in evaluate.tasks:
+            try:
+                made = StartRequest.parse(evaluate.payload(request.payload, task), "", "native", {})
+                await self._parts.check.check(made, await self._parts.catalog.resolve(made.task_type, wait_s=wait_s))
+            except ForebayError as error:
+                field = f"evaluate.tasks.{task}" + (f".{error.field}" if error.field else "")
+                text = f"evaluation task {task!r}: {error.message}"
+                raise InvalidInput(text, hint=error.hint, field=field) from error
 
     def begin(
         self, run_id: str, request: StartRequest, generator: GeneratorInfo | None, *, may_have_calls: bool = False
@@ -132,12 +146,12 @@ class Launches:
         """Wait for the generator's verdict, and begin the run with its code."""
         parts = self._parts
         generator = await parts.catalog.resolve(request.task_type, wait_s=None)
-        await parts.check.check(request, generator)
+        await self.check(request, generator, None)
         async with self.lock(run_id):
             number = parts.buffer.get(run_id).run.num_starts + 1
             await parts.folders.copy_code(run_id, number, generator.path)
             # Hooks are made from the copy: it must exist before the run names it.
-            await parts.buffer.update(run_id, lambda run: set_generator(run, number, generator))
+            await parts.buffer.update(run_id, lambda run: set_generator(run, number, generator, request))
             await parts.buffer.replace_hooks(run_id)
         return generator
 

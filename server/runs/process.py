@@ -76,7 +76,7 @@ class RunProcess:
         if os_session:
             # Processes that left the group still run; if the monitor was killed, all of them do.
             await asyncio.to_thread(end_session, os_session)
-        return Report(last.is_returned, last.error, last.traceback, code)
+        return Report(last.is_returned, last.error, last.traceback, code, last.is_invalid_input)
 
     async def stop(self, grace_s: float) -> None:
         """Send SIGTERM to the process group, and SIGKILL after ``grace_s`` seconds. ``wait`` then returns soon."""

@@ -11,9 +11,10 @@ from forebay.buffer.buffer import Buffer
 from forebay.buffer.idle_groups import note_new_process
 from forebay.buffer.resume import skip_instance_ids
 from forebay.core.addresses import engine_urls
+from forebay.core.backoff import Deadline
 from forebay.core.errors import ForebayError, RunNotFound, StorageFailed
 from forebay.core.run import Run, RunState
-from forebay.core.waiting import Deadline
+from forebay.generators.base import SPARE
 from forebay.server.runs.gateway_registration import RunGateway, is_captured
 from forebay.server.runs.input_files import InputFiles, num_bytes_of
 from forebay.server.runs.process import ProcessOutcome
@@ -54,6 +55,7 @@ class RunRecords:
         skip = run.base_skip if run.is_native_generator else await skip_instance_ids(entry.buffer)
         return {
             "num_repeat_per_sample": run.settings.group_size,  # a caller may have sent group_size instead
+            **({"num_process": SPARE} if run.evaluates is not None and run.is_native_generator else {}),
             **run.payload,
             "remote_buffer_url": f"{self._own_url}/w/{run.run_key}",
             **await self._captured(run),

@@ -12,12 +12,13 @@ from forebay.core.group import SLIME_REWARD_RANGE
 from forebay.core.records.recording_rows import RecordedRun
 from forebay.core.records.rows import GroupRow
 from forebay.core.run import WORKING, Origin, Run
+from forebay.core.starts.evaluate import GROUP_SIZES
 from forebay.core.starts.payload_text import check_texts
 from forebay.generators.discovery.info import GeneratorInfo
 from forebay.replay.conditions import (
+    NOT_INHERITED,
     NOT_NEEDED,
     OF_A_PROCESS,
-    OF_ONE_START,
     code_in_words,
     in_words,
     is_as_recorded,
@@ -34,7 +35,6 @@ from forebay.server.runs.input_files import InputFiles
 from forebay.server.runs.replay_sources import ReplaySources, groups_of
 from forebay.server.runs.start_checks import StartRequest
 
-GROUP_SIZE_NAMES = frozenset({"num_repeat_per_sample", "group_size"})
 CODE = "generator_sha256"
 
 
@@ -99,6 +99,7 @@ class ReplayPlan:
             status="ok",
             task_type=run.task_type,
             imports_base=run.is_native_generator,
+            needs_input=run.payload.get("input_file") is not None,
             contract=run.generator_contract,
             files=run.generator_files,
             hooks=dict.fromkeys(run.generator_hooks, ""),
@@ -286,11 +287,11 @@ def _check_own_affairs(taken: Mapping[str, Any]) -> None:
 def _taken_over(
     recorded: RecordedRun, payload: Mapping[str, Any], origin: Origin, options: ReplayOptions
 ) -> dict[str, Any]:
-    left_out = OF_ONE_START | payload.keys() | (frozenset() if options.needs_process else NOT_NEEDED)
+    left_out = NOT_INHERITED | payload.keys() | (frozenset() if options.needs_process else NOT_NEEDED)
     if options.is_file and options.mode == "only":  # a replay that only judges again calls no engine
         left_out |= {"remote_engine_url"}
-    if GROUP_SIZE_NAMES & payload.keys():
-        left_out |= GROUP_SIZE_NAMES
+    if GROUP_SIZES & payload.keys():
+        left_out |= GROUP_SIZES
     taken = {name: value for name, value in recorded.payload.items() if name not in left_out}
     if recorded.origin != origin:
         # Fields that neither sets have other defaults here.

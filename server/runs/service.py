@@ -4,18 +4,20 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 from forebay.buffer import admission
 from forebay.buffer.resume import reconcile
 from forebay.buffer.retention import Retention
+from forebay.core.backoff import Deadline
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import new_run_id, new_run_key
 from forebay.core.records.log_records import check_fits
 from forebay.core.records.rows import StartRow
 from forebay.core.run import WORKING, Origin, Run, RunState
+from forebay.core.starts.evaluate import Evaluates
 from forebay.core.tasks import TaskSet
-from forebay.core.waiting import Deadline
 from forebay.generators.discovery.info import GeneratorInfo, InspectionPending
 from forebay.server.runs.launches import Launches, RunParts, set_generator
 from forebay.server.runs.replay_starts import ReplayPlan, defaults_of
@@ -77,15 +79,17 @@ class RunService:
 
     # --- starting
 
-    async def start(self, payload: dict[str, Any], name: str, origin: Origin) -> Run:
-        """Start a run, or attach to an existing one.
+    async def start(
+        self, payload: dict[str, Any], name: str, origin: Origin, evaluates: Evaluates | None = None
+    ) -> Run:
+        """Start a run, or attach to an existing one; ``evaluates`` if it is an evaluation of another run.
 
         Raises ``InvalidInput``, ``StartRefused``, ``StorageFailed``, and ``RunNotFound`` for an unknown ``run_id`` or
         replay source. A replay may also raise ``ReplayDiffers``, ``BodiesGone``, ``NotRecorded``.
         """
         payload, source = await self._parts.replay_starts.completed(payload, origin)
         defaults = defaults_of(payload, self._parts.defaults.missing_in(payload))
-        request = StartRequest.parse(payload, name, origin, defaults, source)
+        request = replace(StartRequest.parse(payload, name, origin, defaults, source), evaluates=evaluates)
         # Checked first: a start that the store refuses must change nothing.
         check_fits(StartRow(run_id="", document=request.start.document()))
         if origin == "native":
@@ -130,13 +134,13 @@ class RunService:
                 raise
 
     async def _checked(self, request: StartRequest, plan: ReplayPlan | None) -> GeneratorInfo | None:
-        """The generator, after checking it and the input; None while its verdict is pending."""
-        generator = plan.generator if plan is not None else None
+        """The generator, after checking it and the input; None while a verdict is pending."""
+        recorded = plan.generator if plan is not None else None
         try:
-            generator = generator or await self._parts.catalog.resolve(request.task_type, wait_s=self._start_wait_s)
+            generator = recorded or await self._parts.catalog.resolve(request.task_type, wait_s=self._start_wait_s)
+            await self._launches.check(request, generator, self._start_wait_s)
         except InspectionPending:
-            return None
-        await self._parts.check.check(request, generator)
+            return recorded
         return generator
 
     async def _same_start(self, request: StartRequest) -> Run | None:
@@ -193,7 +197,7 @@ class RunService:
             self._parts.sources.hold(run_id, plan.source)
 
     def _new_run(self, request: StartRequest) -> Run:
-        return Run(
+        run = Run(
             run_id=new_run_id(),
             run_key=new_run_key(),
             name=request.name,
@@ -202,7 +206,12 @@ class RunService:
             settings=request.settings,
             start=request.start,
             created_at_s=time.time(),
+            evaluates=request.evaluates,
         )
+        if request.evaluates is not None:  # its calls are keyed and numbered like those of the training run
+            run.weights = self._buffer.get(request.evaluates.run_id).run.weights
+            run.weight_version = run.weights.version
+        return run
 
     def _adopt(
         self,
@@ -226,7 +235,7 @@ class RunService:
         if plan is not None:
             plan.note(run, is_fed=request.is_fed)
         if generator is not None:
-            set_generator(run, number, generator)
+            set_generator(run, number, generator, request)
 
     async def _stop_earlier(self, name: str, resumed: str = "") -> None:
         """Stop runs of this name, except the one to be resumed; waits at most ``STOP_WAIT_S``."""

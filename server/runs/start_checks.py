@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from forebay.core.ids import InstanceId, read_instance_id
 from forebay.core.run import Origin, RunSettings
 from forebay.core.scheduling.scheduler_checks import TWO_KINDS, check_engines, check_scheduler
 from forebay.core.settings import Settings
+from forebay.core.starts.asked_arrays import AskedArrays
+from forebay.core.starts.evaluate import Evaluates
 from forebay.core.starts.run_start import RunStart
 from forebay.engines.chat_template import check_template
 from forebay.engines.detect import DetectedEngine
@@ -22,13 +24,12 @@ from forebay.generators.discovery.info import GeneratorInfo
 from forebay.generators.failures import retry_budgets
 from forebay.generators.job.input_rows import validate_rows
 from forebay.replay.options import ReplayOptions
+from forebay.server.runs.array_checks import ENGINE_WAIT_S, array_warnings, check_arrays
 from forebay.server.runs.input_files import InputFiles
 from forebay.server.runs.worker_checks import check_workers
 
 ROWS_BEFORE_REPLY = 1_000
 MAX_START_ID_LENGTH = 200
-ENGINE_WAIT_S = 3.0
-"""Time limit for asking an engine whether it is a router; after it, the run process checks this itself."""
 SLIME_NUM_EPOCH = 10
 """Default number of passes over the input for starts over slime's routes, as in slime's buffer."""
 SLIME_SETTINGS = (
@@ -63,6 +64,10 @@ class StartRequest:
     """The replay that the start asks for; None without one."""
     source: str = ""
     """The id of the replayed run, or the path of the file."""
+    evaluates: Evaluates | None = None
+    """What the run evaluates; None for other runs."""
+    warnings: list[str] = field(default_factory=list)
+    """Warnings of ``StartCheck.check``."""
 
     @property
     def is_fed(self) -> bool:
@@ -174,7 +179,10 @@ class StartCheck:
         self._files = files
 
     async def check(self, request: StartRequest, generator: GeneratorInfo) -> None:
-        """Check what can be checked before the reply. Raises ``InputRefused``, ``InvalidInput``."""
+        """Check what can be checked before the reply. Raises ``InputRefused``, ``InvalidInput``.
+
+        Sets ``request.warnings``.
+        """
         if request.is_fed:  # it uses neither its input nor an engine
             return
         _check_replay(request, generator)
@@ -189,15 +197,18 @@ class StartCheck:
             if (num_process := request.payload.get("num_process")) is not None:
                 places_of(num_process)
             await self._check_template(request.payload.get("template_path"))
+        asked = AskedArrays.parse(request.settings.arrays)
+        check_arrays(asked, request.payload, generator)
+        request.warnings[:] = await array_warnings(asked, engine_urls(request.payload), _api_key(request))
         if request.input_file is None:
-            if generator.imports_base:
+            if generator.imports_base and generator.needs_input:
                 raise InputRefused(
                     "input_file is missing: a file with one JSON object per line",
                     hint="forebay start --input-file FILE, or input_file in the body",
                     field="input_file",
                 )
-            return
-        await self._files.threads.call(self._check_file, request.input_file, has_rows=generator.imports_base)
+        else:
+            await self._files.threads.call(self._check_file, request.input_file, has_rows=generator.imports_base)
         if generator.source == "built-in":
             _check_engine_given(request)
 

@@ -14,9 +14,13 @@ from forebay.core.addresses import engine_urls, is_http_url
 from forebay.core.errors import InvalidInput
 from forebay.core.fields import wrong_field
 from forebay.core.run import RunSettings
+from forebay.core.starts.evaluate import GROUP_SIZES
+from forebay.core.starts.run_start import OF_ONE_START
 from forebay.generators.base import PAYLOAD_NAMES, BaseGenerator
 
 OTHER_FIELDS = {"task_type", "input_file", "num_epoch", "name", "run_id", "start_id", "skip_instance_ids", "replay"}
+OF_EVALUATIONS = {"evaluation"}
+"""Set by the server and by slime's evaluations."""
 ADDRESSES = {"remote_engine_url", "remote_buffer_url"}
 OF_SLIMES_CLIENT = {"tokenizer_path"}
 """Fields that slime's client sends and Forebay does not read."""
@@ -25,6 +29,7 @@ KNOWN = frozenset(
     {*RunSettings.model_fields, *(field.alias for field in RunSettings.model_fields.values() if field.alias)}
     | PAYLOAD_NAMES.keys()
     | OTHER_FIELDS
+    | OF_EVALUATIONS
     | ADDRESSES
     | OF_SLIMES_CLIENT
 )
@@ -41,13 +46,10 @@ MAX_NAME_LENGTH = 64
 _MEANT = {**{name: name for name in KNOWN}, **{name: f"sampling_params.{name}" for name in SAMPLING}}
 
 Table = Mapping[str, Any]
-GROUP_SIZE_NAMES = ("num_repeat_per_sample", "group_size")
-OF_ONE_START = frozenset(
-    {"task_type", "name", "run_id", "start_id", "skip_instance_ids", "remote_buffer_url", "replay"}
-)
-"""Fields that each start must give itself."""
+WITHOUT_DEFAULTS = OF_ONE_START | OF_EVALUATIONS | {"task_type"}
+"""Fields that `run_defaults` cannot set."""
 SETTINGS = {name: field.alias or name for name, field in RunSettings.model_fields.items()}
-HAVE_DEFAULTS = sorted(KNOWN - OF_ONE_START)
+HAVE_DEFAULTS = sorted(KNOWN - WITHOUT_DEFAULTS)
 
 
 def start_warnings(payload: dict[str, Any]) -> list[str]:
@@ -74,7 +76,7 @@ class RunDefaults:
         """Defaults of the task type for fields that the payload omits. An explicit null is not an omission."""
         task_type = payload.get("task_type")
         table = self.tables.get(task_type, {}) if isinstance(task_type, str) else {}
-        named = {*payload, *(GROUP_SIZE_NAMES if set(GROUP_SIZE_NAMES) & set(payload) else ())}
+        named = {*payload, *(GROUP_SIZES if GROUP_SIZES & set(payload) else ())}
         return {name: value for name, value in table.items() if name not in named}
 
 
@@ -99,7 +101,7 @@ def _wrong(source: str, task_type: str, name: str, what: str) -> InvalidInput:
 
 
 def _unknown(name: str) -> str:
-    if name in OF_ONE_START:
+    if name in WITHOUT_DEFAULTS:
         return f"{name} belongs to a single start and cannot have a default"
     nearest = difflib.get_close_matches(name, HAVE_DEFAULTS, 1)
     return f"{name} is not a setting of a run" + (f": did you mean {nearest[0]}?" if nearest else "")

@@ -7,9 +7,9 @@ from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.groups import Groups
 from forebay.buffer.run_buffer import RunBuffer
 from forebay.buffer.run_warnings import UNANNOUNCED, warn
+from forebay.core.backoff import Deadline
 from forebay.core.group import GroupState
 from forebay.core.run import StepStart
-from forebay.core.waiting import Deadline
 from forebay.core.weight_versions import Loaded
 from forebay.server.views import closed_since
 

@@ -216,7 +216,7 @@ class Supervisor:
                 break
             if report.is_returned:
                 return ProcessOutcome("returned", run.num_attempts)
-            if run.num_attempts > self._max_restarts:
+            if run.num_attempts > self._max_restarts or report.is_invalid_input:
                 return await self._failed(run, _ending(report), report.traceback)
             await self._prepare_restart(run, report)
         return ProcessOutcome("stopped", run.num_attempts)

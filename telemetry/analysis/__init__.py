@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["analyse", "load"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {"analyse": "forebay.telemetry.analysis.make_report", "load": "forebay.telemetry.analysis.load_trace"},
 )

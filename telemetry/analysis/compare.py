@@ -29,8 +29,12 @@ def compare(reports: Sequence[ProfileReport]) -> ReportComparison:
     """Compare the reports; the first is the baseline."""
     names = _run_names([report.source for report in reports])
     runs = [_run(name, report) for name, report in zip(names, reports, strict=True)]
+    base = runs[0]
     for run in runs[1:]:
-        _relate(run, runs[0])
+        run.saved_s = _difference(base.figures.seconds, run.figures.seconds)
+        run.speedup = _ratio(base.figures.seconds, run.figures.seconds)
+        run.throughput_gain = _ratio(run.figures.tokens_per_s, base.figures.tokens_per_s)
+        run.reward_gain = _difference(run.reward_last, base.reward_last)
     by_name = [{step.name: step for step in report.steps} for report in reports]
     ordered = dict.fromkeys(step.name for report in reports for step in report.steps)
     steps = [ComparedStep(name=name, runs=[_figures_of(steps.get(name)) for steps in by_name]) for name in ordered]
@@ -66,13 +70,6 @@ def _mean(steps: Sequence[StepSummary], figure: str) -> float | None:
 
 def _figures_of(step: StepSummary | None) -> StepFigures | None:
     return None if step is None else StepFigures(**{name: getattr(step, name) for name in _FIGURES})
-
-
-def _relate(run: ComparedRun, base: ComparedRun) -> None:
-    run.saved_s = _difference(base.figures.seconds, run.figures.seconds)
-    run.speedup = _ratio(base.figures.seconds, run.figures.seconds)
-    run.throughput_gain = _ratio(run.figures.tokens_per_s, base.figures.tokens_per_s)
-    run.reward_gain = _difference(run.reward_last, base.reward_last)
 
 
 def _difference(left: float | None, right: float | None) -> float | None:

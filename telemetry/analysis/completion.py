@@ -29,33 +29,21 @@ _RATE_OVER = 100
 _SAME_RATE = 0.25
 
 
-def curves_of(step: ProfileStep, summary: StepSummary) -> list[CompletionCurve]:
-    """The curve of all requests that ended by themselves, then one for each worker."""
-    ends = _ends_by_worker(step)
-    everything = sorted(end_s for own in ends.values() for end_s in own)
-    if not everything:
-        return []
-    curves = [_curve(summary.name, "", everything, _POINTS_OF_ALL)]
-    if len(ends) > 1:
-        curves += [_curve(summary.name, worker, own, _POINTS_OF_WORKER) for worker, own in ends.items()]
-    return curves
-
-
-def gaps_of(step: ProfileStep, summary: StepSummary) -> list[Gap]:
-    """Stretches in which no request of a worker ended, longest first."""
-    least_s = _MIN_GAP_SHARE * summary.seconds
-    found = [gap for worker, own in _ends_by_worker(step).items() for gap in _gaps(summary.name, worker, own, least_s)]
-    return sorted(found, key=lambda gap: gap.begin_s - gap.end_s)
-
-
-def _ends_by_worker(step: ProfileStep) -> dict[str, list[float]]:
-    """When requests ended by themselves, relative to the first begin; times and workers in ascending order."""
+def completion_of(step: ProfileStep, summary: StepSummary) -> tuple[list[CompletionCurve], list[Gap]]:
+    """The curve of all requests that ended by themselves, then one for each worker; the gaps of each worker."""
     begin_s = min((request.begin_s for request in step.requests), default=step.begin_s)
     ends: dict[str, list[float]] = defaultdict(list)
-    for request in step.requests:
+    for request in sorted(step.requests, key=lambda request: (request.worker, request.end_s)):
         if request.ending in ("finished", "failed"):
             ends[request.worker].append(request.end_s - begin_s)
-    return {worker: sorted(own) for worker, own in sorted(ends.items())}
+    curves = []
+    if ends:
+        everything = sorted(end_s for own in ends.values() for end_s in own)
+        curves.append(_curve(summary.name, "", everything, _POINTS_OF_ALL))
+    if len(ends) > 1:
+        curves += [_curve(summary.name, worker, own, _POINTS_OF_WORKER) for worker, own in ends.items()]
+    least_s = _MIN_GAP_SHARE * summary.seconds
+    return curves, [gap for worker, own in ends.items() for gap in _gaps(summary.name, worker, own, least_s)]
 
 
 def _curve(step: str, worker: str, ends_s: list[float], most: int) -> CompletionCurve:

@@ -110,6 +110,7 @@ class _Backwards:
 
     def in_order(self) -> list[PathPart]:
         request = self._request
+        largest = max(request.phases, key=request.phases.__getitem__, default="unknown")
         self._take(min(request.end_s, self._cursor), "buffer" if self._step.ready_s else "barrier_wait", of_step=True)
         for event in _by_last_end(request.events, self._cursor):
             if self._cursor <= max(self._begin, request.begin_s):
@@ -117,7 +118,7 @@ class _Backwards:
             end = min(event.end_s, self._cursor)
             self._take(max(end, request.begin_s), "agent")
             self._take(max(event.begin_s, request.begin_s), event.name, turn=event.turn)
-        self._take(request.begin_s, "agent" if request.events else _largest(request))
+        self._take(request.begin_s, "agent" if request.events else largest)
         for event in _by_last_end(self._starts_of_others(), self._cursor):
             self._take(event.end_s, "queue", of_step=True)
             self._take(event.begin_s, event.name, of_step=True)
@@ -159,11 +160,6 @@ def _by_last_end(events: Sequence[Event], cursor: float) -> list[Event]:
             found.append(event)
             cursor = event.begin_s
     return found
-
-
-def _largest(request: Request) -> str:
-    """The phase with the largest share of a request without events."""
-    return max(request.phases, key=lambda name: request.phases[name], default="unknown")
 
 
 def _beyond_next(step: ProfileStep, wait: ReadTimes, begin: float, end: float) -> list[float]:

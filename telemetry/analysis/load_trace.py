@@ -67,9 +67,8 @@ class TraceTimeline:
         used = {group for read in plan.reads for group in read.groups}
         for request in step.requests:
             request.is_used = request.group in used and request.ending == "finished"
-            request.discarded = self._discarded_why(request) if request.group not in used else ""
-        self._add_ready(step, [*dict.fromkeys([*plan.groups, *used])])
-        self._complete(step)
+            request.discarded = "" if request.group in used else self._discarded_why(request)
+        self._complete(step, dict.fromkeys([*plan.groups, *used]))
         return step
 
     def _discarded_why(self, request: Request) -> str:
@@ -79,16 +78,11 @@ class TraceTimeline:
     def _requests(self, groups: Iterable[str]) -> list[Request]:
         return sorted(map(request_of, self._db.rollouts(groups)), key=lambda request: request.begin_s)
 
-    def _add_ready(self, step: ProfileStep, groups: Iterable[str]) -> None:
-        for name in groups:
-            group = self._index.groups[name]
-            if group.ready:
-                step.ready_s[name] = group.ready * NS
-                if group.ready_by:
-                    step.ready_by[name] = group.ready_by
-
-    def _complete(self, step: ProfileStep) -> None:
-        """Set what depends on the step's requests."""
+    def _complete(self, step: ProfileStep, groups: Iterable[str]) -> None:
+        """Set what depends on the step's ``groups`` and requests."""
+        ready = {name: group for name in groups if (group := self._index.groups[name]).ready}
+        step.ready_s = {name: group.ready * NS for name, group in ready.items()}
+        step.ready_by = {name: group.ready_by for name, group in ready.items() if group.ready_by}
         delivered = [step.ready_s[name] for read in step.reads for name in read.groups if name in step.ready_s]
         release = max(delivered, default=step.satisfied_s or step.end_s)
         step.worker_phases = self._barriers(step.requests, min(release, step.end_s))
@@ -130,12 +124,11 @@ class TraceTimeline:
         if self._index.open_reads:
             step.asked_s = min(max(min(self._index.open_reads.values()) * NS, step.begin_s), end)
             step.satisfied_s = end
-        self._add_ready(step, self._left_over)
         for request in requests:
             # Nothing has been read yet, so a finished request may still be used, unless its group was discarded.
             request.discarded = self._discarded_why(request)
             request.is_used = request.ending == "finished" and not request.discarded
-        self._complete(step)
+        self._complete(step, self._left_over)
         return step
 
 

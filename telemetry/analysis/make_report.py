@@ -10,12 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
+
 from forebay.core.errors import InvalidInput
-from forebay.telemetry.analysis import completion, step_summary
+from forebay.telemetry.analysis import step_summary
 from forebay.telemetry.analysis.causes import step_trends
 from forebay.telemetry.analysis.causes.engine_totals import EngineTotals
 from forebay.telemetry.analysis.causes.explain_step import explain
 from forebay.telemetry.analysis.causes.failures import Failures
+from forebay.telemetry.analysis.causes.request_excess import UsualRequest
+from forebay.telemetry.analysis.completion import completion_of
 from forebay.telemetry.analysis.critical_path import critical_path
 from forebay.telemetry.analysis.lanes import CostliestSteps
 from forebay.telemetry.analysis.report import Finding, OutlierRequest, ProfileReport, StepSummary
@@ -36,7 +40,7 @@ _OF_ENGINES = ("slow_engine", "cold_cache", "network", "slow_rate", "stalled_eng
 def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None = None) -> ProfileReport:
     """A report on all steps or one, and on all workers or one. Raises ``InvalidInput`` for an unknown name."""
     report = ProfileReport(source=timeline.source)
-    run = _WholeRun()
+    run = _WholeRun(is_whole=step is None)
     steps: list[str] = []
     workers: set[str] = set()
     with _collector_paused():
@@ -44,6 +48,8 @@ def analyse(timeline: Timeline, *, step: str | None = None, worker: str | None =
             steps.append(each.name)
             run.distrust.look(each)
             if step is not None and each.name != step:
+                if not report.steps:  # earlier calls help to judge the engines of the step
+                    run.earlier.add(UsualRequest(each, run.earlier.calls).book, each.requests)
                 continue
             workers.update(request.worker for request in each.requests)
             _add_step(report, run, each, worker)
@@ -81,14 +87,15 @@ def _check_known(what: str, name: str | None, known: Sequence[str]) -> None:
 
 
 class _WholeRun:
-    """What is collected over all steps."""
+    """What is collected over all steps, or of the one that the report is about."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_whole: bool) -> None:
         self.found: list[Finding] = []
         """Findings of single steps."""
         self.unsure: list[Finding] = []
         self.what_ifs = WhatIfs()
-        self.engines = EngineTotals()
+        self.earlier = EngineTotals()
+        self.engines = self.earlier if is_whole else EngineTotals()
         self.failures = Failures()
         self.costliest = CostliestSteps()
         self.distrust = Distrust()
@@ -99,11 +106,12 @@ def _add_step(report: ProfileReport, run: _WholeRun, whole: ProfileStep, worker:
     path = critical_path(whole)
     step = whole if worker is None else _only_worker(whole, worker)
     summary = step_summary.summarise(step, path)
-    explained = explain(whole, summary, path, run.engines.calls)
+    explained = explain(whole, summary, path, run.earlier.calls)
     summary.s_per_token = explained.book.s_per_token
     report.steps.append(summary)
-    report.curves += completion.curves_of(step, summary)
-    report.gaps += completion.gaps_of(step, summary)
+    curves, gaps = completion_of(step, summary)
+    report.curves += curves
+    report.gaps += gaps
     report.outliers += explained.requests
     if len(report.outliers) > 2 * _MAX_OUTLIERS:
         report.outliers = _worst(report.outliers)
@@ -172,26 +180,17 @@ def _together(own: Sequence[Finding], num_steps: int, of: int, total_s: float) -
     worst = max(own, key=lambda finding: finding.seconds)
     seconds = sum(finding.seconds for finding in own)
     share = seconds / total_s if total_s > 0 else 0.0
-    text = f"In {num_steps} of {of} steps, {seconds_text(seconds)} in all ({share_text(share)}). "
-    return Finding(
-        cause=worst.cause,
-        seconds=seconds,
-        share=share,
-        share_of="run",
-        sentence=text + "Worst: " + worst.sentence[:1].lower() + worst.sentence[1:],
-        path=worst.path,
-    )
+    text = f"In {num_steps} of {of} steps, {seconds_text(seconds)} in all ({share_text(share)}). Worst: "
+    text += worst.sentence[:1].lower() + worst.sentence[1:]
+    return msgspec.structs.replace(worst, seconds=seconds, share=share, share_of="run", sentence=text)
 
 
 def _mean_shares(steps: Sequence[StepSummary], weights: Sequence[float]) -> dict[str, float]:
     """Mean shares of phases over the steps that have any, largest first; 100 in all."""
-    sums: dict[str, float] = {}
+    sums: dict[str, float] = defaultdict(float)
     total = 0.0
     for step, weight in zip(steps, weights, strict=True):
-        if step.phase_shares:
-            total += weight
-            for name, share in step.phase_shares.items():
-                sums[name] = sums.get(name, 0.0) + share * weight
-    if not total:
-        return {}
-    return dict(sorted(((name, share / total) for name, share in sums.items()), key=lambda item: -item[1]))
+        total += weight if step.phase_shares else 0.0
+        for name, share in step.phase_shares.items():
+            sums[name] += share * weight
+    return {name: sums[name] / total for name in sorted(sums, key=lambda name: -sums[name])} if total else {}

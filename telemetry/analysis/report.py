@@ -87,6 +87,8 @@ class StepSummary(msgspec.Struct, kw_only=True):
     reward_of_slowest: float | None = None
     """Mean reward of the slowest 20 %."""
     reward_of_rest: float | None = None
+    reward_parts: dict[str, float] = {}
+    """Mean of each named part of the rewards."""
     thrown_requests: int = 0
     thrown_s: float = 0.0
     thrown_tokens: int = 0

@@ -11,6 +11,7 @@ from operator import attrgetter, itemgetter
 from forebay.telemetry.analysis.intervals import gaps
 from forebay.telemetry.analysis.timeline import NS, SURPLUS, Event, FailedAttempt, Request, TurnTimes
 from forebay.telemetry.attempts import Attempt, Writer
+from forebay.telemetry.tracing.attempt_trace import turn_fields
 from forebay.telemetry.tracing.exclusive_time import (
     CONTAINERS,
     ENDINGS,
@@ -57,6 +58,7 @@ def request_of(attempts: list[Attempt]) -> Request:
         # The last summary may be ``retried``: then the next attempt was never recorded.
         request.ending = summary.ending if summary.ending in _ENDINGS else "open"
         request.is_capped, request.reward = summary.is_capped, summary.reward
+        request.reward_parts = summary.reward_parts
         request.prompt_tokens, request.cached_tokens = summary.prompt, summary.cached
         request.sampled_tokens = summary.sampled
     else:
@@ -74,11 +76,13 @@ def _add_attempt(request: Request, attempt: Attempt) -> None:
     phases = _seconds(summary.phases) if summary else {}
     request.worker = request.worker or (summary.engine if summary else "")
     if attempt.spans:
-        leaves = _leaves(attempt)
+        is_joined = _is_joined(attempt)
+        leaves = _leaves(attempt, is_joined=is_joined)
         turns = turns or _turns_of_spans(attempt)
-        request.worker = request.worker or _first_engine(leaves)
+        engines = (str(span.at["engine"]) for _, _, span, _ in leaves if span.at.get("engine"))
+        request.worker = request.worker or next(engines, "")
         request.events += sorted(_events(leaves) + _unmeasured(attempt, leaves, turns), key=_by_moment)
-        if not phases or _is_joined(attempt):
+        if is_joined or not phases:
             phases = _count_phases(attempt, leaves, turns)
     _add_phases(request, phases if attempt.spans or summary else {"agent": (attempt.end - attempt.begin) * NS})
     request.turns += turns
@@ -149,7 +153,7 @@ def _is_joined(attempt: Attempt) -> bool:
     )
 
 
-def _leaves(attempt: Attempt) -> list[_Leaf]:
+def _leaves(attempt: Attempt, *, is_joined: bool) -> list[_Leaf]:
     """The leaves, ordered by begin."""
     containers = {span.id: span.up for _, span in attempt.spans if span.name in CONTAINERS}
     first, last = attempt.begin, attempt.end
@@ -167,7 +171,7 @@ def _leaves(attempt: Attempt) -> list[_Leaf]:
             up = containers[up]
         found.append((begin, max(begin, end), span, up))
     found.sort(key=_by_begin)
-    return _around_turns(attempt, found) if _is_joined(attempt) else found
+    return _around_turns(attempt, found) if is_joined else found
 
 
 def _turn_spans(attempt: Attempt) -> list[tuple[int, int, Span | Open]]:
@@ -205,20 +209,12 @@ def _turns_of_spans(attempt: Attempt) -> list[TurnTimes]:
     """Turns without a summary: each lasts until the next one begins."""
     spans = _turn_spans(attempt)
     ends = [*(begin for begin, _, _ in spans[1:]), attempt.end]
-    return [
-        TurnTimes(
-            number,
-            begin * NS,
-            end * NS,
-            engine=str(span.at.get("engine") or ""),
-            prompt_tokens=int(span.at.get("prompt") or 0),
-            cached_tokens=int(span.at.get("cached") or 0),
-            sampled_tokens=int(span.at.get("sampled") or 0),
-            finish_reason=str(span.at.get("finish_reason") or ""),
-            has_tools=bool(span.at.get("has_tools")),
-        )
-        for number, ((begin, _, span), end) in enumerate(zip(spans, ends, strict=False))
-    ]
+    turns = []
+    for number, ((begin, _, span), end) in enumerate(zip(spans, ends, strict=False)):
+        has_tools = bool(span.at.get("has_tools"))
+        turn = TurnSummary(t=begin, d=end - begin, has_tools=has_tools, **turn_fields(span.at))
+        turns.append(_turn_times(turn, number))
+    return turns
 
 
 def _turn_marks(attempt: Attempt, turns: Sequence[TurnTimes], leaves: Sequence[_Leaf]) -> list[TurnInterval]:
@@ -278,7 +274,3 @@ def _count_phases(attempt: Attempt, leaves: Sequence[_Leaf], turns: Sequence[Tur
         for name, share in own.items():
             phases[name] = phases.get(name, 0.0) + share * NS
     return phases
-
-
-def _first_engine(leaves: Sequence[_Leaf]) -> str:
-    return next((str(span.at["engine"]) for _, _, span, _ in leaves if span.at.get("engine")), "")

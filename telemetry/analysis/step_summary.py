@@ -111,7 +111,11 @@ def _add_lengths(summary: StepSummary, step: ProfileStep) -> None:
         summary.cache_hit_rate = sum(request.cached_tokens for request in step.requests) / prompt
 
 
-def _add_rewards(summary: StepSummary, requests: Iterable[Request]) -> None:
+def _add_rewards(summary: StepSummary, requests: Sequence[Request]) -> None:
+    names = dict.fromkeys(name for request in requests for name in request.reward_parts)
+    for name in names:
+        parts = [request.reward_parts[name] for request in requests if name in request.reward_parts]
+        summary.reward_parts[name] = sum(parts) / len(parts)
     by_duration = sorted((request.duration_s, request.reward) for request in requests if request.reward is not None)
     rewards = [reward for _, reward in by_duration]
     if rewards:

@@ -92,6 +92,7 @@ class Request:
     """Why its group was discarded (``invalid``, ``timed_out``, …); "" if it was not."""
     is_capped: bool = False
     reward: float | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
     num_attempts: int = 1
     num_broken: int = 0
     """Attempts before the last one that reached their cap: thrown away and run again."""

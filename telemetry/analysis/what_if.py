@@ -44,10 +44,11 @@ class WhatIfs:
         self._seconds += summary.seconds
         most_s = summary.seconds if summary.wait_s is None else summary.wait_s
         self._caps = self._caps or _caps(step, requests)
+        by_end = sorted(requests, key=lambda request: request.end_s)
         for cap in self._caps:
             cut = [request for request in requests if request.sampled_tokens > cap.value]
-            _add(cap, min(_saved_by_cap(requests, cap.value), most_s), cut)
-        by_end = sorted(requests, key=lambda request: request.end_s)
+            last_s = max(request.end_s - _cut_s(request, cap.value) for request in requests)
+            _add(cap, min(by_end[-1].end_s - last_s, most_s), cut)
         for wait in self._waits:
             kept = max(1, round(len(by_end) * wait.value))
             _add(wait, min(by_end[-1].end_s - by_end[kept - 1].end_s, most_s), by_end[kept:])
@@ -105,12 +106,6 @@ def _add(choice: WhatIf, saved_s: float, cut: Sequence[Request]) -> None:
     rewards = [request.reward for request in cut if request.reward is not None]
     if rewards:
         choice.reward_lost = (choice.reward_lost or 0.0) + sum(rewards)
-
-
-def _saved_by_cap(requests: Sequence[Request], cap: float) -> float:
-    """How much earlier the last of ``requests`` would have ended."""
-    last_s = max(request.end_s for request in requests)
-    return last_s - max(request.end_s - _cut_s(request, cap) for request in requests)
 
 
 def _cut_s(request: Request, cap: float) -> float:

@@ -5,7 +5,8 @@ a trace; everything outside rollouts is in a trace of the run. The GenAI names a
 before they moved to a repository of their own, whatever version is installed.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -23,6 +24,8 @@ from forebay.telemetry.tracing.records import PHASES, SERVER_PHASES
 from forebay.telemetry.tracing.trace_ids import read_traceparent, trace_id
 
 Attributes = dict[str, Any]
+Content = Callable[[str, str, int], Sequence[Any]]
+"""Returns the messages of an attempt, given its group, uid and number; none if they are not stored."""
 
 _SCOPE = InstrumentationScope("forebay", version("forebay"), "https://opentelemetry.io/schemas/1.41.0")
 _OWN = "rl."
@@ -41,13 +44,38 @@ _NAMES = {
 _PHASES = {*PHASES, *SERVER_PHASES, "wait"}
 
 
-def otel_spans(db: TraceDB) -> Iterator[ReadableSpan]:
-    """All spans. Equal traces give equal spans, including ids."""
+def otel_spans(db: TraceDB, content: Content | None = None) -> Iterator[ReadableSpan]:
+    """All spans; with ``content``, the roots of rollouts have their messages. Equal traces give equal spans and ids."""
     resource_of = cache(_resource)
     for tree in span_trees(db):
         for span in tree.spans:
             head = span.writer.head
-            yield _converted(tree, span, resource_of(head and (head.process, head.pid)))
+            is_root = span is tree.spans[0] and tree.kind == "rollout"
+            messages = content(span.group, span.uid, span.attempt) if content and is_root else ()
+            yield _converted(tree, span, resource_of(head and (head.process, head.pid)), _conversation(messages))
+
+
+def _conversation(messages: Sequence[Any]) -> Attributes:
+    """The prompt, and everything from the first reply on, in the JSON form of the conventions."""
+    chat = [message for message in messages if isinstance(message, dict)]
+    first = next((at for at, message in enumerate(chat) if message.get("role") == "assistant"), len(chat))
+    sides = {"gen_ai.input.messages": chat[:first], "gen_ai.output.messages": chat[first:]}
+    return {name: json.dumps([*map(_in_parts, side)], ensure_ascii=False) for name, side in sides.items() if side}
+
+
+def _in_parts(message: Mapping[str, Any]) -> Attributes:
+    content, calls = message.get("content"), message.get("tool_calls")
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    parts: list[Attributes] = []
+    if message.get("role") == "tool":
+        parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": text})
+    elif content:
+        parts.append({"type": "text", "content": text})
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            parts.append({"type": "tool_call", "id": call.get("id"), **function})
+    return {"role": message.get("role"), "parts": parts}
 
 
 def _resource(process: tuple[str, int] | None) -> Resource:
@@ -58,9 +86,9 @@ def _resource(process: tuple[str, int] | None) -> Resource:
     return base.merge(Resource(own))
 
 
-def _converted(tree: SpanTree, span: ExportSpan, resource: Resource) -> ReadableSpan:
+def _converted(tree: SpanTree, span: ExportSpan, resource: Resource, conversation: Attributes) -> ReadableSpan:
     name, own = _described(tree, span)
-    about = {"rl.run_id": _run_id(span.writer), "rl.group_id": span.group, "rl.turn": span.turn, **own}
+    about = {"rl.run_id": _run_id(span.writer), "rl.group_id": span.group, "rl.turn": span.turn, **own, **conversation}
     if span.uid:
         about |= {"rl.uid": span.uid, "rl.attempt": span.attempt}
     if span.is_open:

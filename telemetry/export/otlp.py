@@ -18,6 +18,8 @@ from forebay.telemetry.trace_db import TraceDB
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
+    from forebay.telemetry.export.otel_spans import Content
+
 BATCH_SIZE = 512
 DEFAULT_ENDPOINT = "http://localhost:4318"
 PROTOCOL = "http/protobuf"
@@ -37,13 +39,16 @@ class OtlpExport:
             raise MissingExtra("opentelemetry-exporter-otlp-proto-http", "otel") from None
         self._exporter: SpanExporter = OTLPSpanExporter()
 
-    def send(self, db: TraceDB) -> None:
-        """Send all spans of ``db``, including those that had not ended. Raises ``ForebayError``."""
+    def send(self, db: TraceDB, content: "Content | None" = None) -> None:
+        """Send all spans of ``db``, including those that had not ended, with the messages of ``content``.
+
+        Raises ``ForebayError``.
+        """
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         from forebay.telemetry.export.otel_spans import otel_spans
 
-        spans = otel_spans(db)
+        spans = otel_spans(db, content)
         with _log_of_sdk() as log:
             while batch := list(islice(spans, BATCH_SIZE)):
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:

@@ -9,12 +9,11 @@ import hashlib
 import html
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from importlib.util import find_spec
 from itertools import chain, groupby
 
 import msgspec
 
-from forebay.core.errors import MissingExtra
+from forebay.core.lazy_names import require_extra
 from forebay.telemetry.analysis.report import ProfileReport
 from forebay.telemetry.render.blocks import (
     Block,
@@ -53,14 +52,8 @@ def page(report: ProfileReport, others: Sequence[ProfileReport] = ()) -> str:
     return "".join(parts)
 
 
-def require_plotly() -> None:
-    """Raise ``MissingExtra`` if plotly is not installed. Does not import it."""
-    if find_spec("plotly") is None:
-        raise MissingExtra("plotly", "report")
-
-
 def _plotly_script() -> str:
-    require_plotly()
+    require_extra("report", "plotly")
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
@@ -96,16 +89,13 @@ def _text(text: str) -> str:
 
 def _head(report: ProfileReport, sections: Sequence[PageSection]) -> Iterator[str]:
     yield f"<header><h1>{_text(report.source)}</h1>\n<p>{facts_text(report)}</p>\n<nav>"
-    for section in sections:
-        if not section.is_step:
-            yield f'<a href="#{section.anchor}">{_text(section.title)}</a>'
-    if any(section.is_step for section in sections):
+    yield from (f'<a href="#{each.anchor}">{_text(each.title)}</a>' for each in sections if not each.is_step)
+    if steps := [section for section in sections if section.is_step]:
         yield '<label>Step <select id="steps">'
-        for section in sections:
-            if section.is_step:
-                selected = " selected" if section.is_first else ""
-                name = _text(section.title.removeprefix("Step "))
-                yield f'<option value="{section.anchor}"{selected}>{name}</option>'
+        for section in steps:
+            selected = " selected" if section.is_first else ""
+            name = _text(section.title.removeprefix("Step "))
+            yield f'<option value="{section.anchor}"{selected}>{name}</option>'
         yield "</select></label>"
     yield "</nav></header>\n"
 

@@ -104,7 +104,7 @@ def _steps(steps: Sequence[StepSummary], shown: ReportSelection) -> list[Block]:
 _STEP_HEADERS = (
     *("step", "seconds", "training", "waiting", "sending", "beyond the next group", "requests", "used"),
     *("shortest answer", "mean", "longest", "at the cap", "tokens/s", "cache hits"),
-    *("reward", "of the slowest 20 %", "of the rest", "released by"),
+    *("reward", "of the slowest 20 %", "of the rest", "its parts", "released by"),
 )
 
 
@@ -120,6 +120,7 @@ def _step_row(step: StepSummary, shown: ReportSelection) -> list[Cell]:
         *map(number_text, (step.num_requests, step.num_used, step.length_min, step.length_mean, step.length_max)),
         *(share_text(step.share_at_cap), number_text(step.tokens_per_s), share_text(step.cache_hit_rate)),
         *map(number_text, (step.reward_mean, step.reward_of_slowest, step.reward_of_rest)),
+        ", ".join(f"{name} {number_text(part)}" for name, part in step.reward_parts.items()) or "-",
         released,
     ]
 
@@ -143,6 +144,7 @@ def _panels(steps: Sequence[StepSummary]) -> list[Panel]:
         Panel("Answers at the cap", "%", {"": of("share_at_cap")}),
         Panel("Length of answers", "tokens", lengths),
         Panel("Rewards", "mean", rewards),
+        Panel("Parts of rewards", "mean", _by_key(steps, "reward_parts")),
         Panel("Time from first to last end of a group", "mean seconds", {"": of("group_skew")}),
         Panel("Not used", "requests", {"thrown away": thrown, "discarded": discarded}),
     ]

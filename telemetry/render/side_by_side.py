@@ -62,10 +62,9 @@ def _overall(runs: Sequence[ComparedRun]) -> list[list[Cell]]:
 def _pictures(found: ReportComparison) -> list[FigureBlock]:
     panels = []
     for field, (title, unit) in FIGURES.items():
-        lines: dict[str, list[float | None]] = {run.name: [] for run in found.runs}
-        for step in found.steps:
-            for values, figures in zip(lines.values(), step.runs, strict=True):
-                values.append(getattr(figures, field, None))
+        lines: dict[str, list[float | None]] = {}
+        for place, run in enumerate(found.runs):
+            lines[run.name] = [getattr(step.runs[place], field, None) for step in found.steps]
         panels.append(Panel(title, unit, lines))
     return panel_figures("compared", "Step by step", [step.name for step in found.steps], panels)
 

@@ -1,5 +1,6 @@
 """The spans of one attempt of a rollout, and its totals: phases, turns and summary."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
@@ -106,8 +107,7 @@ class AttemptTrace(Scope):
         """Exclusive nanoseconds until ``until`` (default: now), including open spans. They add up to the duration."""
         if self._summary is not None:
             return dict(self._summary.phases)
-        end = until or self._recorder.now()
-        return _sums([each for _, each in self._windows(end)])
+        return self._measured(until or self._recorder.now())[1]
 
     def take_over(self, span: Span, *, turn: int, up: str) -> None:
         """Adopt a span that was recorded before its attempt was known. It keeps its id."""
@@ -118,15 +118,14 @@ class AttemptTrace(Scope):
         ends = [end for name, _, end, _, _ in self._collected if name == "turn"]
         still_open = any(each.name == "turn" for each in list(self._open.values()))
         end = until or (self._recorder.now() if still_open or not ends else int(max(ends)))
-        return [self._turn_summary(turn, phases) for turn, phases in self._windows(end) if turn is not None]
+        return self._measured(end)[0]
 
     def summary(self, *, until: int | None = None, **fields: Any) -> RolloutSummary:
         """End the attempt now or at ``until``, and write its summary. ``fields`` are set by the caller."""
         if self._summary is not None:
             return self._summary
         end = until or self._recorder.now()
-        windows = self._windows(end)
-        turns = [self._turn_summary(turn, phases) for turn, phases in windows if turn is not None]
+        turns, phases = self._measured(end)
         known = {
             "t": self.begun,
             "d": max(end - self.begun, 0),
@@ -136,7 +135,7 @@ class AttemptTrace(Scope):
             "instance": "",
             "attempt": self.attempt,
             **counts_of(turns),
-            "phases": _sums([phases for _, phases in windows]),
+            "phases": phases,
             "has_spans": self.is_kept,
         }
         self._summary = RolloutSummary(**{**known, **fields})
@@ -150,8 +149,8 @@ class AttemptTrace(Scope):
         """The span of the whole attempt. Not stored here, which would create a reference cycle."""
         return self._open.get(self.id) or SpanHandle(self, "attempt", self.id, "", None, self.begun, {})
 
-    def _windows(self, end: int) -> list[tuple[_Turn | None, dict[str, int]]]:
-        """Exclusive nanoseconds before the first turn, and from each turn to the next."""
+    def _measured(self, end: int) -> tuple[list[TurnSummary], dict[str, int]]:
+        """The turns, each until the next one begins, and the exclusive nanoseconds of the attempt, until ``end``."""
         still_open = [(each.name, each.begun, end, each.id, each.up) for each in list(self._open.values())]
         intervals = [*self._collected, *still_open]
         ends = {span_id: until for name, _, until, span_id, _ in intervals if name == "turn"}
@@ -161,18 +160,18 @@ class AttemptTrace(Scope):
             for number, turn in enumerate(turns)
         ]
         shares = rollout_shares(intervals, marks, self.begun, end)
-        found: list[tuple[_Turn | None, dict[str, int]]] = [(None, _whole(shares.get(None, {})))]
-        found += [(turn, _whole(shares.get(number, {}))) for number, turn in enumerate(turns)]
-        return found
+        phases = Counter(_whole(shares.get(None, {})))
+        summaries = [self._turn_summary(turn, _whole(shares.get(number, {}))) for number, turn in enumerate(turns)]
+        for each in summaries:
+            phases.update(each.phases)
+        return summaries, dict(phases)
 
     def _turn_summary(self, turn: _Turn, phases: dict[str, int]) -> TurnSummary:
         calls, lasted = self._calls.get(turn.number, ()), sum(phases.values())
-        known = _of_calls(calls)
-        known |= {name: value for name in _TURN_FIELDS if (value := _field(turn.at, name)) is not None}
+        known = {**_of_calls(calls), **turn_fields(turn.at), "has_tools": bool(turn.at.get("has_tools"))}
         totals = [call["total_s"] for call in calls if isinstance(call.get("total_s"), int | float)]
         if len(totals) == len(calls):
             known["engine_ns"] = min(round(sum(totals) * 1e9), lasted)
-        known["has_tools"] = bool(turn.at.get("has_tools"))
         return TurnSummary(t=turn.begun, d=lasted, phases=phases, **known)
 
 
@@ -187,26 +186,22 @@ _TURN_FIELDS = {
 }
 
 
-def _field(at: dict[str, Any], name: str) -> Any:
-    """The field's value; None if missing, or of another type because a user's span has the same name."""
-    value = at.get(name)
-    return value if isinstance(value, _TURN_FIELDS[name]) else None
+def turn_fields(at: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a turn among attributes. A user's span may have others of the same name, but of another type."""
+    return {name: at[name] for name, kind in _TURN_FIELDS.items() if isinstance(at.get(name), kind)}
 
 
 def _of_calls(calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Totals of a turn's calls. There are several if the turn was resumed after an abort."""
+    """What is known of a turn from its calls. There are several if it was resumed after an abort."""
     known: dict[str, Any] = {}
-    for call in calls:
-        for name in _TURN_FIELDS:
-            value = _field(call, name)
-            if value is None:
-                continue
-            if name not in known or name == "finish_reason":
-                known[name] = value
-            elif name == "sampled":
-                known[name] += value
-            elif name == "versions":
-                known[name] = [*known[name], *(each for each in value if each not in known[name])]
+    for own in map(turn_fields, calls):
+        versions = known.get("versions", [])
+        summed = {
+            "sampled": known.get("sampled", 0) + own.get("sampled", 0),
+            "versions": [*versions, *(each for each in own.get("versions", ()) if each not in versions)],
+            "finish_reason": own.get("finish_reason", known.get("finish_reason", "")),
+        }
+        known = {**own, **known, **summed}
     return known
 
 
@@ -216,11 +211,3 @@ def _whole(shares: dict[str, float]) -> dict[str, int]:
     if whole and (rest := round(sum(shares.values()) - sum(whole.values()))):
         whole[max(whole, key=whole.__getitem__)] += rest
     return whole
-
-
-def _sums(parts: list[dict[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for part in parts:
-        for name, value in part.items():
-            sums[name] = sums.get(name, 0) + value
-    return sums

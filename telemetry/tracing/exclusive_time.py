@@ -39,57 +39,16 @@ class TurnInterval(NamedTuple):
     has_tools: bool = False
 
 
-class TimePiece(NamedTuple):
-    """A stretch of time during which the same spans were open."""
+TimePiece = tuple[float, float, tuple[str, ...], int | None]
+"""Begin and end of a stretch, the names of the spans that share it, and the number of the turn that began last."""
 
-    begin: float
-    end: float
-    names: tuple[str, ...]
-    """Names of the spans that share it; repeated if several spans have the same name."""
-    turn: int | None = None
-    """The number of the turn that began last."""
-
-
-def exclusive_shares(intervals: Iterable[PlainInterval], begin: float, end: float) -> dict[str, float]:
-    """Exclusive time by name from ``begin`` to ``end``, without unmeasured time."""
-    shares: dict[str, float] = {}
-    for first, last, names in _stretches(intervals, begin, end):
-        if names:
-            _split(last - first, names, shares)
-    return shares
+_TOOL, _AGENT, _STARTING = ("tool",), ("agent",), ("starting",)
 
 
 def rollout_pieces(
     intervals: Sequence[PlainInterval], turns: Iterable[TurnInterval], begin: float, end: float
 ) -> Iterator[TimePiece]:
     """One attempt of a rollout as named pieces in chronological order, without gaps, each with its turn."""
-    for each in _named(intervals, turns, begin, end):
-        yield TimePiece(*each)
-
-
-def rollout_shares(
-    intervals: Sequence[PlainInterval], turns: Iterable[TurnInterval], begin: float, end: float
-) -> dict[int | None, dict[str, float]]:
-    """The shares of ``rollout_pieces`` by turn number: before the first turn (None), and from each turn to the next."""
-    found: dict[int | None, dict[str, float]] = {}
-    for first, last, names, turn in _named(intervals, turns, begin, end):
-        _split(last - first, names, found.setdefault(turn, {}))
-    return found
-
-
-def _split(time: float, names: tuple[str, ...], shares: dict[str, float]) -> None:
-    share = time / len(names) if len(names) > 1 else time
-    for name in names:
-        shares[name] = shares.get(name, 0) + share
-
-
-_Stretch = tuple[float, float, tuple[str, ...]]
-_TOOL, _AGENT, _STARTING = ("tool",), ("agent",), ("starting",)
-
-
-def _named(
-    intervals: Sequence[PlainInterval], turns: Iterable[TurnInterval], begin: float, end: float
-) -> Iterator[tuple[float, float, tuple[str, ...], int | None]]:
     ahead = sorted(turns, key=itemgetter(1), reverse=True)
     next_begin = ahead[-1][1] if ahead else end
     # Not before the first turn: there, ``write`` is the announcement of the group.
@@ -118,6 +77,21 @@ def _named(
             first = until
 
 
+def rollout_shares(
+    intervals: Sequence[PlainInterval], turns: Iterable[TurnInterval], begin: float, end: float
+) -> dict[int | None, dict[str, float]]:
+    """The shares of ``rollout_pieces`` by turn number: before the first turn (None), and from each turn to the next."""
+    found: dict[int | None, dict[str, float]] = {}
+    for first, last, names, turn in rollout_pieces(intervals, turns, begin, end):
+        shares, share = found.setdefault(turn, {}), (last - first) / len(names)
+        for name in names:
+            shares[name] = shares.get(name, 0) + share
+    return found
+
+
+_Stretch = tuple[float, float, tuple[str, ...]]
+
+
 def _stretches(intervals: Iterable[PlainInterval], begin: float, end: float) -> Iterator[_Stretch]:
     known = list(intervals)
     measured = [
@@ -138,61 +112,46 @@ def _stretches(intervals: Iterable[PlainInterval], begin: float, end: float) -> 
         if beyond == number + 1:  # the usual case: no other span overlaps it
             yield first, last, (name,)
         else:
-            yield from _Sweep(measured[number:beyond], known, begin, end).stretches()
+            yield from _sweep(measured[number:beyond], known, begin, end)
         number, at = beyond, last
     if at < end:
         yield at, end, ()
 
 
-_END, _BEGIN = 0, 1
 _MAX_DEPTH = 64
 """Bound on the nesting in a damaged file."""
 
 
-class _Sweep:
-    """Tracks the open spans during a stretch in which several overlap."""
-
-    def __init__(
-        self, measured: Sequence[PlainInterval], known: Iterable[PlainInterval], begin: float, end: float
-    ) -> None:
-        ids = {each[3]: number for number, each in enumerate(measured) if each[3]}
-        ups = {each[3]: each[4] for each in known if each[3]}
-        self._names = [each[0] for each in measured]
-        self._above = [_above(each[4], ups, ids) for each in measured]
-        self._num_below = [0] * len(measured)
-        self._is_open = [False] * len(measured)
-        self._leaves: dict[int, None] = {}
-        self._events: list[tuple[float, int, int]] = []
-        for number, each in enumerate(measured):
-            self._events += ((max(each[1], begin), _BEGIN, number), (min(each[2], end), _END, number))
-        self._events.sort()
-
-    def stretches(self) -> Iterator[_Stretch]:
-        at = self._events[0][0]
-        for moment, what, number in self._events:
-            if moment > at:
-                yield at, moment, tuple([self._names[leaf] for leaf in self._leaves])
-                at = moment
-            if what == _BEGIN:
-                self._begin(number)
+def _sweep(
+    measured: Sequence[PlainInterval], known: Iterable[PlainInterval], begin: float, end: float
+) -> Iterator[_Stretch]:
+    """The stretches while several spans overlap: at each moment, those are open in which no other one is."""
+    ids = {each[3]: number for number, each in enumerate(measured) if each[3]}
+    ups = {each[3]: each[4] for each in known if each[3]}
+    names = [each[0] for each in measured]
+    above = [_above(each[4], ups, ids) for each in measured]
+    edges = [(max(each[1], begin), 1, number) for number, each in enumerate(measured)]
+    edges += [(min(each[2], end), -1, number) for number, each in enumerate(measured)]
+    edges.sort()
+    num_below = [0] * len(measured)
+    is_open = [False] * len(measured)
+    leaves: dict[int, None] = {}
+    at = edges[0][0]
+    for moment, change, number in edges:
+        if moment > at:
+            yield at, moment, tuple([names[leaf] for leaf in leaves])
+            at = moment
+        is_open[number] = change > 0
+        if is_open[number] and not num_below[number]:
+            leaves[number] = None
+        else:
+            leaves.pop(number, None)
+        for up in above[number]:
+            num_below[up] += change
+            if is_open[up] and not num_below[up]:
+                leaves[up] = None
             else:
-                self._end(number)
-
-    def _begin(self, number: int) -> None:
-        self._is_open[number] = True
-        if not self._num_below[number]:
-            self._leaves[number] = None
-        for above in self._above[number]:
-            self._num_below[above] += 1
-            self._leaves.pop(above, None)
-
-    def _end(self, number: int) -> None:
-        self._is_open[number] = False
-        self._leaves.pop(number, None)
-        for above in self._above[number]:
-            self._num_below[above] -= 1
-            if not self._num_below[above] and self._is_open[above]:
-                self._leaves[above] = None
+                leaves.pop(up, None)
 
 
 def _above(up: str, ups: dict[str, str], ids: dict[str, int]) -> tuple[int, ...]:

@@ -48,6 +48,10 @@ class _Record(msgspec.Struct, tag_field="kind", kw_only=True, omit_defaults=True
     """Base of all records: tagged, without unknown values. No record can be part of a reference cycle."""
 
 
+class _Timed(_Record):
+    t: Nanoseconds
+
+
 class Head(_Record, tag="head"):
     """The first line of each file."""
 
@@ -66,10 +70,9 @@ class Head(_Record, tag="head"):
     """Id of the machine's boot, if known. All processes of one boot share a monotonic clock."""
 
 
-class RunPlan(_Record, tag="plan"):
+class RunPlan(_Timed, tag="plan"):
     """The plan of a run process, written once per pass over its rows, before the first rollout."""
 
-    t: Nanoseconds
     task_type: str = ""
     group_size: int = 0
     num_process: int | str = 0
@@ -86,10 +89,9 @@ class RunPlan(_Record, tag="plan"):
     """Its settings; empty without over-sampling."""
 
 
-class _SpanFields(_Record):
+class _SpanFields(_Timed):
     name: str
     """One of ``PHASES``, ``attempt``, ``turn``, or a name from user code."""
-    t: Nanoseconds
     id: str
     """16 hex digits, random per process."""
     up: str = ""
@@ -136,10 +138,9 @@ class TurnSummary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Exclusive nanoseconds; they add up to ``d``."""
 
 
-class RolloutSummary(_Record, tag="rollout"):
+class RolloutSummary(_Timed, tag="rollout"):
     """One attempt of a rollout, from the request for its slot. Always written."""
 
-    t: Nanoseconds
     d: Nanoseconds
     """Until its end: the acknowledged write of its sample, or an ending without a sample."""
     id: str
@@ -164,6 +165,8 @@ class RolloutSummary(_Record, tag="rollout"):
     outcome: str = ""
     """The kind of failure (``engine_failure``, …)."""
     reward: float | None = None
+    reward_parts: dict[str, float] = {}
+    """Named parts of the reward."""
     reward_cpu_s: float | None = None
     started: int = 0
     """When its rollout function was called."""
@@ -186,7 +189,7 @@ class RolloutSummary(_Record, tag="rollout"):
         return self.t + self.d
 
 
-class GroupChange(_Record, tag="group"):
+class GroupChange(_Timed, tag="group"):
     """A group entered a state: ``open``, ``ready``, ``leased``, ``acked``, ``discarded``."""
 
     t: Nanoseconds
@@ -201,10 +204,9 @@ class GroupChange(_Record, tag="group"):
     """If ready: when the hooks had decided that, which happens only on a read."""
 
 
-class Read(_Record, tag="read"):
+class Read(_Timed, tag="read"):
     """One read by a trainer, from its request. Preceding polls without groups are included."""
 
-    t: Nanoseconds
     id: str
     last_asked: int = 0
     """Time of its last request, if it polled; 0 if it requested once."""
@@ -232,37 +234,33 @@ class Read(_Record, tag="read"):
     """Why it delivered nothing, if so."""
 
 
-class BatchChange(_Record, tag="batch"):
+class BatchChange(_Timed, tag="batch"):
     """A batch was acknowledged, released, expired or revoked, or was added to a checkpoint."""
 
-    t: Nanoseconds
     batch: str
     state: str
     checkpoint: int | None = None
 
 
-class Weights(_Record, tag="weights"):
+class Weights(_Timed, tag="weights"):
     """The trainer announced weights, or the engines were paused or resumed."""
 
-    t: Nanoseconds
     what: Literal["announced", "paused", "resumed"]
     version: int | None = None
 
 
-class SharedEngines(_Record, tag="shared"):
+class SharedEngines(_Timed, tag="shared"):
     """Which engines other runs of the server use: when the run starts, and when that changes."""
 
-    t: Nanoseconds
     engines: list[str] = []
     """The engines that are shared from now on; empty if none is."""
     runs: list[str] = []
     """Ids of the other runs."""
 
 
-class LoopStall(_Record, tag="loop"):
+class LoopStall(_Timed, tag="loop"):
     """A blocked event loop."""
 
-    t: Nanoseconds
     d: Nanoseconds
     stack: list[str] = []
     """``file:line function``, innermost last."""
@@ -275,19 +273,17 @@ class LoopStall(_Record, tag="loop"):
         return cls(t=began, d=until - began, stack=stall.stack, has_ended=stall.has_ended)
 
 
-class ProcessChange(_Record, tag="process"):
+class ProcessChange(_Timed, tag="process"):
     """A process of the run began or ended. A process without an end was killed."""
 
-    t: Nanoseconds
     what: Literal["started", "ended", "failed", "restarted"]
     process: str = ""
     """The process, if not the file's own: the server reports on run processes."""
 
 
-class Dropped(_Record, tag="dropped"):
+class Dropped(_Timed, tag="dropped"):
     """Records that are missing: the queue or the disk was full, or the budget removed them."""
 
-    t: Nanoseconds
     spans: int = 0
     summaries: int = 0
     why: str = ""

@@ -83,9 +83,8 @@ class FlushThread:
 
     def leave(self, tracer: "Tracer") -> None:
         """Stop flushing ``tracer``."""
-        with self._lock:
-            if tracer in self._tracers:
-                self._tracers.remove(tracer)
+        with self._lock, suppress(ValueError):
+            self._tracers.remove(tracer)
 
     def hurry(self) -> None:
         """Flush soon, because many records are waiting."""

@@ -4,6 +4,7 @@ A ``Scope`` creates spans, keeps track of open ones, and writes them to its reco
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -11,7 +12,6 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from forebay.telemetry.tracing.attributes import short_attributes
 from forebay.telemetry.tracing.exclusive_time import PlainInterval
 from forebay.telemetry.tracing.records import Open, Record, Span
 from forebay.telemetry.tracing.trace_ids import format_traceparent, new_span_id, trace_id
@@ -22,6 +22,12 @@ LONG_NS = 10_000_000_000
 """After this time, a span is recorded while it is still open."""
 LATE_NS = 2_000_000_000
 """How much longer that record waits for an ``on_open`` that could not answer at once."""
+_MAX_TEXT = 200
+"""Maximum characters of a text."""
+_MAX_ATTRIBUTES = 32
+_MAX_ITEMS = 64
+"""Maximum items of a list or dict."""
+_MAX_INTEGER = 1 << 63
 
 
 class SpanHandle(msgspec.Struct, eq=False):
@@ -207,7 +213,7 @@ class Scope:
                     group=self.group,
                     attempt=self.attempt,
                     turn=handle.turn,
-                    at=short_attributes(at) if at else at,
+                    at=_written(at) if at else at,
                 )
             )
 
@@ -224,7 +230,7 @@ class Scope:
                     group=self.group,
                     attempt=self.attempt,
                     turn=handle.turn,
-                    at=short_attributes(handle.at).copy(),
+                    at=_written(handle.at).copy(),
                 )
             )
 
@@ -245,19 +251,15 @@ class Scope:
     def _place(self, up: SpanHandle | str | None, turn: int | None) -> tuple[str, int | None]:
         """The id of a new span's enclosing span, and its turn: by default the last one that began."""
         above = current_span.get() if up is None else up
-        if isinstance(above, str):
-            return above, self._last_turn if turn is None else turn
-        if above is None or above.scope is not self:
-            return self._up, self._last_turn if turn is None else turn
-        if turn is None:
-            turn = above.turn if above.turn is not None else self._last_turn
-        return above.id, turn
+        place, last = above if isinstance(above, str) else self._up, self._last_turn
+        if isinstance(above, SpanHandle) and above.scope is self:
+            place, last = above.id, last if above.turn is None else above.turn
+        return place, last if turn is None else turn
 
     def _opened(
         self, name: str, span_id: str, up: str, turn: int | None, begun: int | None, at: dict[str, Any]
     ) -> SpanHandle:
-        handle = SpanHandle(self, name, span_id, up, turn, begun or self._now(), at)
-        self._open[span_id] = handle
+        handle = self._open[span_id] = SpanHandle(self, name, span_id, up, turn, begun or self._now(), at)
         return handle
 
 
@@ -269,3 +271,54 @@ def _more_of(handle: SpanHandle) -> Mapping[str, Any] | None:
     except Exception:  # the record is written even if this fails
         logger.debug("on_open of the span %s failed", handle.name, exc_info=True)
         return {}
+
+
+def _written(at: dict[str, Any]) -> dict[str, Any]:
+    """The written form of attributes: texts are cut, numbers outside JSON are dropped, other values become text."""
+    try:
+        if _is_short(at):
+            return at
+    except RuntimeError:  # another thread is adding attributes
+        pass
+    return _shortened(at.copy())
+
+
+def _is_short(at: dict[str, Any]) -> bool:
+    """Whether all attributes can be written unchanged, which is true of nearly all spans."""
+    for value in at.values():
+        kind = type(value)
+        if kind is str:
+            if len(value) > _MAX_TEXT:
+                return False
+        elif kind is int:
+            if not -_MAX_INTEGER <= value < _MAX_INTEGER:
+                return False
+        elif kind is not bool and (kind is not float or not math.isfinite(value)):
+            return False
+    return len(at) <= _MAX_ATTRIBUTES
+
+
+def _shortened(at: dict[str, Any]) -> dict[str, Any]:
+    try:
+        kept = {name[:_MAX_TEXT]: _short(value) for name, value in list(at.items())[:_MAX_ATTRIBUTES]}
+    except Exception:  # noqa: BLE001 - if a user's object cannot be shown, only its span's attributes are lost
+        return {}
+    return {name: value for name, value in kept.items() if value is not None}
+
+
+def _short(value: Any, depth: int = 2) -> Any:
+    """The written form of one value; None to drop it."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value[:_MAX_TEXT])
+    if isinstance(value, int) and -_MAX_INTEGER <= value < _MAX_INTEGER:
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping) and depth:
+        items = list(value.items())[:_MAX_ITEMS]
+        return {str(key)[:_MAX_TEXT]: _short(each, depth - 1) for key, each in items}
+    if isinstance(value, list | tuple) and depth:
+        return [_short(each, depth - 1) for each in value[:_MAX_ITEMS]]
+    return str(value)[:_MAX_TEXT]

@@ -8,13 +8,12 @@ import pytest
 
 from forebay.core.errors import EngineError, ForebayError
 from forebay.engines.aborts import abort_prefix
-from forebay.engines.capture.fill_gaps import score, weight_version_of
+from forebay.engines.capture.fill_gaps import score
 from forebay.engines.capture.turn import Turn
-from forebay.engines.continuation.message import whole_message
 from forebay.engines.detect import DetectedEngine
+from forebay.engines.dialect import SGLANG
 from forebay.engines.openai import OpenAIEngine
 from forebay.engines.router_workers import WorkerAdmin, admin_client
-from forebay.engines.sampling_defaults import engine_defaults
 from forebay.engines.sglang import SGLangEngine
 from forebay.engines.weight_updates import pause, resume, update, wait_idle, workers_of
 from tests.attack.hostile_engine import ENDLESS, HEADS, WHOLE_BODIES, HostileEngine, hostile_engine
@@ -66,9 +65,8 @@ async def test_whoever_asks_gets_an_answer_or_one_of_our_errors(
             *(sglang.model_info, sglang.load, sglang.workers, sglang.is_available, other.model_info),
             *(other.is_available, detected.model_info, detected.is_available),
             *(lambda: sglang.abort("prefix", timeout_s=0.2), lambda: abort_prefix(engine.url, "prefix", timeout_s=0.2)),
-            lambda: weight_version_of(http, engine.url),
-            lambda: engine_defaults(http, engine.url),
-            lambda: whole_message(admin, TURN, CHAT),
+            lambda: SGLANG.defaults(http, engine.url),
+            lambda: SGLANG.whole_message(http, engine.url, TURN, CHAT),
             lambda: score(http, engine.url, [1, 2]),
             lambda: workers_of(http, [engine.url]),
             lambda: pause([admin], "abort", 2.0),

@@ -47,6 +47,7 @@ class Attacked:
             "name": ["named"],
             "group_id": [group["group_id"] for group in run.groups()],
             "batch_id": [batch["batch_id"] for batch in run.batches()],
+            "digest": ["0" * 32],
         }
         self.num_cases = 0
         self._rng = random.Random(0)

@@ -64,11 +64,15 @@ def make_run(run_id: str = "run-1", group_size: int = 2, *, name: str = "", **pa
 
 @asynccontextmanager
 async def open_buffer(
-    store: Store, clock: ManualClock | None = None, make_hooks: MakeHooks = built_in_hooks, **more: Any
+    store: Store,
+    clock: ManualClock | None = None,
+    make_hooks: MakeHooks = built_in_hooks,
+    limit_s: float = TIME_LIMIT_S,
+    **more: Any,
 ) -> AsyncIterator[Buffer]:
     """A buffer without a timer: the test calls ``tick``."""
     made = Buffer(store, make_hooks, clock or ManualClock(), tick_s=None, **more)
-    async with asyncio.timeout(TIME_LIMIT_S), made as buffer:
+    async with asyncio.timeout(limit_s), made as buffer:
         yield buffer
 
 

@@ -1,6 +1,5 @@
 """The books of batches and checkpoints, and the count of groups that come to nothing. Pure."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from forebay.buffer.batches import Batches
 from forebay.buffer.groups.alarm import AlarmCounts, alarm_text
 from forebay.buffer.reads.staleness import marked
-from forebay.core.errors import BatchNotFound, CheckpointConflict, CheckpointNotFound
+from forebay.core.errors import BatchNotFound
 from forebay.core.group import BatchState, GroupState
 from forebay.core.records.rows import BatchRow, CheckpointRow
 
@@ -24,10 +23,6 @@ def make_row(batches: Batches, state: BatchState = BatchState.LEASED, **changes:
 def make_batches(*states: BatchState) -> tuple[Batches, list[BatchRow]]:
     batches = Batches("run-1")
     return batches, [make_row(batches, state) for state in states]
-
-
-def ids(rows: Sequence[BatchRow]) -> list[int]:
-    return [row.number for row in rows]
 
 
 ACKED, LEASED, EXPIRED, RELEASED, REVOKED = (
@@ -49,50 +44,6 @@ def test_ids_count_on_from_what_was_restored() -> None:
     assert again.steps == []
     with pytest.raises(BatchNotFound, match="batch-none"):
         again.get("batch-none")
-
-
-def test_a_request_means_its_newest_batch() -> None:
-    batches = Batches("run-1")
-    make_row(batches, RELEASED, request_id="a")
-    newest = make_row(batches, request_id="a")
-    make_row(batches)
-    assert batches.of_request("a") == newest.batch_id
-    assert batches.of_request("") is None
-
-
-def test_a_checkpoint_holds_batches_once() -> None:
-    batches, rows = make_batches(ACKED, ACKED, LEASED)
-    batches.check_fixable(rows[:1], 4)
-    fixed = batches.fix(rows[:1], 4, 10.0, 7)
-    assert batches.fix(rows[:1], 4, 99.0, 8) is fixed, "it was reported at 10"
-    assert (batches.weight_version(4), batches.weight_version(None)) == (7, None)
-    assert (ids(batches.in_checkpoint(4)), ids(batches.in_checkpoint(None))) == ([1], [2])
-    batches.check_fixable(rows[:1], 4)
-    with pytest.raises(CheckpointConflict, match="fixed to the checkpoint of step 4, not 5"):
-        batches.check_fixable(rows[:1], 5)
-    with pytest.raises(CheckpointConflict, match="step 3 is below the last checkpoint, of step 4"):
-        batches.check_fixable(rows[1:2], 3)
-
-
-@pytest.mark.parametrize(
-    ("step", "undone", "left"),
-    [(None, [1, 2, 3, 4, 5], []), (1, [2, 3, 4, 5], [1]), (2, [3, 4, 5], [1, 2])],
-)
-def test_a_rewind_undoes_what_no_checkpoint_up_to_it_holds(
-    step: int | None, undone: list[int], left: list[int]
-) -> None:
-    batches, rows = make_batches(ACKED, ACKED, ACKED, LEASED, EXPIRED, RELEASED, REVOKED)
-    batches.fix(rows[:1], 1, 0.0, None)
-    batches.fix(rows[1:2], 2, 0.0, None)
-    taken = batches.after(step)
-    assert ids(taken.batches) == undone
-    batches.undo(taken, "a rewind")
-    assert batches.steps == left
-    assert {row.state for row in taken.batches} == {REVOKED}
-    assert all(row.is_forgotten for row in taken.checkpoints)
-    assert batches.after(step).batches == []
-    with pytest.raises(CheckpointNotFound, match="no checkpoint of step 9; known steps: "):
-        batches.after(9)
 
 
 def test_a_resume_keeps_of_each_batch_what_its_trainer_has() -> None:

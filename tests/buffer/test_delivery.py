@@ -45,51 +45,6 @@ def make_file(tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
-async def test_oldest_group_goes_first(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        for instance_id in (3, 1, 2):
-            await fill(entry, instance_id, [0.0, 1.0])
-        batches = [await take(entry, num_groups=1) for _ in range(3)]
-        assert [batch.groups[0].instance_id for batch in batches] == [3, 1, 2]
-
-
-async def test_size_that_cannot_be_had_takes_nothing(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        await fill(entry, 1, [0.0, 1.0])
-        await fill(entry, 2, [0.0, 1.0])
-        for _ in range(2):
-            assert await read(entry, batch_size=5, is_slime=True) is None
-            assert await read(entry, batch_size=5) is None
-            assert await read(entry, num_groups=3) is None
-        assert set(states(entry).values()) == {"ready"}
-        assert len((await take(entry, batch_size=3)).rows) == 4, "whole groups until there are enough rows"
-
-
-async def test_read_without_size_holds_one_group_of_an_instance(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        for epoch in range(3):
-            await fill(entry, 1, [0.0, 1.0], epoch=epoch)
-        await fill(entry, 2, [0.0, 1.0])
-        first, second = await take(entry), await take(entry)
-        assert [(g.instance_id, g.row.epoch) for g in first.groups] == [(1, 0), (2, 0)]
-        assert [(g.instance_id, g.row.epoch) for g in second.groups] == [(1, 1)]
-
-
-@pytest.mark.parametrize("cap", [{"legacy_read_max_groups": 2}, {"legacy_read_max_bytes": 500}])
-async def test_caps_hold_for_reads_without_size_only(store: Store, cap: dict[str, int]) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run(**cap))
-        for instance_id in range(5):
-            await fill(entry, instance_id, [0.0, 1.0])
-        first = await take(entry)
-        assert 1 <= len(first.groups) <= 2
-        rest = await take(entry, num_groups=5 - len(first.groups))
-        assert [g.instance_id for g in (*first.groups, *rest.groups)] == [0, 1, 2, 3, 4]
-
-
 async def test_reader_that_goes_away_gives_everything_back(store: Store) -> None:
     async with open_buffer(store) as buffer:
         entry = await buffer.add(make_run())
@@ -134,42 +89,6 @@ async def test_short_valid_groups_wait_behind_full_ones(store: Store) -> None:
         assert await fill(entry, 1, [1.0]) == ["late"]
 
 
-async def test_undelivered_groups_are_told_once_in_the_next_reply(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        await fill(entry, 1, [None, None])
-        assert await read(entry) is None
-        assert entry.delivery.meta_info()["finished_groups"] == []
-        await fill(entry, 2, [0.0, 1.0])
-        assert (await take(entry)).meta_info["finished_groups"] == [2, 1]
-        await fill(entry, 3, [0.0, 1.0])
-        assert (await take(entry)).meta_info["finished_groups"] == [3]
-
-
-async def test_meta_info_covers_what_arrived_since_the_last_reply(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        await fill(entry, 1, [0.0, 1.0])
-        await fill(entry, 2, [0.5, None])
-        meta = (await take(entry)).meta_info
-        assert (meta["total_samples"], meta["num_groups"], meta["avg_reward"]) == (3, 2, 0.5)
-        assert meta["reward_std"] == pytest.approx(0.5)
-        assert entry.delivery.meta_info()["total_samples"] == 0
-
-
-async def test_waiting_reader_gets_the_group_that_completes(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        await fill(entry, 1, [0.0])
-        reader = asyncio.create_task(read(entry, wait_s=10, num_groups=1))
-        await turns()
-        assert not reader.done()
-        await fill(entry, 1, [1.0])
-        batch = await reader
-        assert batch is not None
-        assert batch.groups[0].instance_id == 1
-
-
 async def test_waiting_readers_are_served_in_the_order_in_which_they_came(store: Store) -> None:
     async with open_buffer(store) as buffer:
         entry = await buffer.add(make_run())
@@ -205,17 +124,6 @@ async def test_a_reader_that_wants_more_than_there_is_holds_nobody_up(store: Sto
         batch = await large
         assert batch is not None
         assert [group.instance_id for group in batch.groups] == [2, 3, 4]
-
-
-async def test_two_readers_never_share_a_group(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        readers = [asyncio.create_task(read(entry, wait_s=10, num_groups=3)) for _ in range(4)]
-        for instance_id in range(12):
-            await fill(entry, instance_id, [0.0, 1.0])
-        batches = [batch for batch in await asyncio.gather(*readers) if batch is not None]
-        taken = [group.instance_id for batch in batches for group in batch.groups]
-        assert sorted(taken) == list(range(12))
 
 
 async def test_sample_that_arrives_while_a_hook_is_asked_is_not_lost(make_file: Callable[[str], Path]) -> None:

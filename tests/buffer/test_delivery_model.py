@@ -1,28 +1,21 @@
 """Leases, checkpoints and rewinds, driven by hypothesis through crashes, against a plain model of the promise."""
 
-import asyncio
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.leases.leases import Leases
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.journal import JournalStore
-from forebay.buffer.store.memory import MemoryStore
-from forebay.core.clock import ManualClock
 from forebay.core.errors import (
     BatchAcked,
     BatchNotFound,
@@ -32,45 +25,25 @@ from forebay.core.errors import (
     StorageFailed,
 )
 from forebay.core.records.rows import BatchRow
-from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, read, rows_of, write
+from tests.buffer.buffer_kit import check_books, fill, make_run, read, rows_of, write
+from tests.buffer.buffer_machine import BufferMachine, OnDisk
 from tests.buffer.delivery_promise import Model, Promise
 from tests.buffer.store.faulty_disks import RefusingFiles
 
 LEASE_S = 100.0
 MAX_STALENESS = 1
 STEPS = st.integers(0, 4)
-ResultT = TypeVar("ResultT")
 
 
-class DeliveryModel(RuleBasedStateMachine):
+class DeliveryModel(BufferMachine):
     """Writers add whole groups; readers do everything that the API lets them do, and crashes come in between."""
-
-    options: ClassVar[dict[str, int]] = {}
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.clock = ManualClock()
-        self.stack = AsyncExitStack()
         self.model = Model(MAX_STALENESS)
         self.num_groups = 0
         self.num_forks: Counter[Any] = Counter()
         """By instance."""
-        self.store = self.make_store()
-
-    def make_store(self) -> Store:
-        return MemoryStore()
-
-    def crashed_store(self) -> Store:
-        """What another process would find after ``kill -9``."""
-        return self.store
-
-    def do(self, work: Awaitable[ResultT]) -> ResultT:
-        return self.loop.run_until_complete(_bounded(work))
-
-    @property
-    def entry(self) -> LiveRun:
-        return self.buffer.get("run-1")
 
     @property
     def leases(self) -> Leases:
@@ -89,14 +62,6 @@ class DeliveryModel(RuleBasedStateMachine):
         self.open(self.store)
         self.do(self.buffer.add(make_run(max_staleness=MAX_STALENESS)))
         self.write(5)
-
-    def open(self, store: Store) -> None:
-        self.store = store
-        self.buffer = self.do(self.stack.enter_async_context(open_buffer(store, self.clock, **self.options)))
-
-    def teardown(self) -> None:
-        self.do(self.stack.aclose())
-        self.loop.close()
 
     def batch_ids(self) -> st.SearchStrategy[str]:
         return st.sampled_from(sorted(self.model.batches))
@@ -165,6 +130,7 @@ class DeliveryModel(RuleBasedStateMachine):
     def check_same(self, batch: LeasedBatch, batch_id: str, before: Promise) -> None:
         assert batch.batch_id == batch_id
         assert (rows_of(batch), batch.meta_info) == (before.rows, before.meta_info)
+        before.until_s = self.clock.monotonic() + LEASE_S  # each read restarts the lease
         before.begin_reply()
 
     def check_new(self, batch: LeasedBatch, num_groups: int, request_id: str, is_slime: bool) -> None:
@@ -190,7 +156,7 @@ class DeliveryModel(RuleBasedStateMachine):
 
     def end_reply(self, batch_id: str, arrives: bool) -> None:
         delivery, batch = self.entry.delivery, self.model.batches[batch_id]
-        self.do(_call(delivery.leases.arrived if arrives else delivery.leases.abandoned, batch_id))
+        self.call(delivery.leases.arrived if arrives else delivery.leases.abandoned, batch_id)
         batch.end_reply(arrives)
         if batch.state != "leased":
             return
@@ -287,9 +253,7 @@ class DeliveryModel(RuleBasedStateMachine):
 
     @rule(is_crash=st.booleans())
     def restart(self, is_crash: bool) -> None:
-        store = self.crashed_store() if is_crash else self.store
-        self.do(self.stack.aclose())
-        self.open(store)
+        self.open_again(self.crashed_store() if is_crash else self.store)
         for batch in self.model.batches.values():
             batch.num_sending, batch.num_holding, batch.has_arrived = 0, 0, True
             batch.until_s = self.clock.monotonic() + LEASE_S
@@ -324,28 +288,12 @@ class DeliveryModel(RuleBasedStateMachine):
         assert told == Counter(self.model.discarded)
 
 
-class JournalDeliveryModel(DeliveryModel):
-    """The same on a disk. A crash is what a copy of the directory shows while the other still runs."""
-
-    def make_store(self) -> Store:
-        self.folder = tempfile.TemporaryDirectory()
-        self.num_copies = 0
-        return self.open_journal()
+class JournalDeliveryModel(OnDisk, DeliveryModel):
+    """The same on a disk, which may refuse."""
 
     def open_journal(self) -> Store:
         self.files = RefusingFiles()
         return JournalStore(self.path, files=self.files)
-
-    @property
-    def path(self) -> Path:
-        return Path(self.folder.name) / str(self.num_copies)
-
-    def crashed_store(self) -> Store:
-        self.do(self.store.load_runs())  # nobody waits for the end of a reply: let the disk have it
-        source = self.path
-        self.num_copies += 1
-        shutil.copytree(source, self.path)
-        return self.open_journal()
 
     @precondition(lambda self: self.model.batches)
     @rule(what=st.sampled_from(["ack", "release", "extend", "checkpoint", "rewind", "read"]), data=st.data())
@@ -382,19 +330,6 @@ class JournalDeliveryModel(DeliveryModel):
             elif batch.state == "leased":
                 assert batch.is_self_acking
                 batch.state = "released"
-
-    def teardown(self) -> None:
-        super().teardown()
-        self.folder.cleanup()
-
-
-async def _bounded(work: Awaitable[ResultT]) -> ResultT:
-    async with asyncio.timeout(20):
-        return await work
-
-
-async def _call(function: Any, *arguments: Any) -> None:
-    function(*arguments)
 
 
 TestDeliveryInMemory = DeliveryModel.TestCase

@@ -11,7 +11,8 @@ from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.core.errors import StorageFailed
 from forebay.core.group import BatchState
 from forebay.core.records.rows import BatchRow
-from tests.buffer.test_delivery_model import DeliveryModel, JournalDeliveryModel, ResultT
+from tests.buffer.buffer_machine import ResultT
+from tests.buffer.test_delivery_model import DeliveryModel, JournalDeliveryModel
 
 
 class ForgetfulDeliveryModel(DeliveryModel):

@@ -64,16 +64,6 @@ async def test_a_rollout_counts_once_in_the_mean_of_its_group(store: Store) -> N
         assert rewards == pytest.approx({"r0": 1.0, "r1": -1.0, **{f"r0-f{fork}": 1.0 for fork in range(1, 6)}})
 
 
-async def test_over_a_slime_route_forks_are_cut_before_any_main_sample(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run(group_size=3))
-        await put_slot(entry, 0, 1.0, forks=4)
-        await put_slot(entry, 1, 0.0, forks=1)
-        await put_slot(entry, 2, 0.0)
-        assert uids_of(await take(entry)) == ["r0", "r1", "r2"]
-        assert entry.buffer.counts["rows_cut"] == 5
-
-
 async def test_forks_of_a_rollout_that_failed_are_stored_and_not_delivered(store: Store) -> None:
     async with open_buffer(store) as buffer:
         entry = await buffer.add(make_run(group_size=3, min_valid_item_size_ratio=0.5))
@@ -91,17 +81,6 @@ async def test_forks_of_a_rollout_that_failed_are_stored_and_not_delivered(store
             (2, "ok"),
             (0, "agent_failure"),
         ]
-
-
-async def test_a_group_of_failed_rollouts_and_forks_is_failed(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        await put_slot(entry, 0, None, forks=2, outcome="engine_failure")
-        await put_slot(entry, 1, None, outcome="judge_failure")
-        assert await read(entry, num_groups=1) is None
-        assert states(entry) == {(7, 0): "discarded: failed"}
-        (group,) = entry.buffer.groups.by_id.values()
-        assert group.row.detail == "all 2 samples failed: 1 engine_failure, 1 judge_failure"
 
 
 async def test_forks_that_an_earlier_execution_left_behind_stay_where_they_are(store: Store) -> None:
@@ -189,15 +168,6 @@ async def test_a_restart_and_a_rewind_bring_forks_back(store: Store, is_leased: 
         assert (group.row.num_samples, group.row.num_forks, group.slots) == (2, 2, {0, 1})
         check_books(entry)
         assert uids_of(await take(entry, num_groups=1)) == ["r0", "r0-f1", "r0-f2", "r1"]
-
-
-async def test_outcomes_are_counted_by_rollout(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run(group_size=4))
-        await put_slot(entry, 0, 1.0, forks=3, outcome="truncated")
-        await put_slot(entry, 1, 0.0)
-        await put_slot(entry, 2, None, outcome="judge_failure")
-        assert entry.buffer.outcomes == {"truncated": 1, "ok": 1, "judge_failure": 1}
 
 
 LOOKS = """

@@ -10,6 +10,7 @@ from forebay.buffer.buffer import Buffer
 from forebay.buffer.store.abc import Store
 from forebay.buffer.store.memory import MemoryStore
 from forebay.core.clock import ManualClock
+from forebay.core.ids import InstanceId
 from forebay.core.run import Run, RunState
 from forebay.hooks.run_hooks import HookRunner
 from tests.buffer.buffer_kit import (
@@ -53,16 +54,32 @@ async def test_deadline_counts_from_the_opening(store: Store, clock: ManualClock
         assert states(entry)[1, 0] == "discarded: timed_out"
 
 
-@pytest.mark.parametrize(("num_samples", "state"), [(2, "discarded: timed_out"), (3, "ready")])
-async def test_timed_out_group_is_used_from_its_ratio_on(
-    store: Store, clock: ManualClock, num_samples: int, state: str
-) -> None:
+async def test_the_groups_that_close_next_are_known_and_still_close_in_time(store: Store, clock: ManualClock) -> None:
     async with open_buffer(store, clock) as buffer:
-        entry = await buffer.add(make_run(group_size=4))
-        await fill(entry, 1, [0.0, 1.0, 0.5][:num_samples])
-        await advance(buffer, clock, 301)
-        assert states(entry)[1, 0] == state
-        check_books(entry)
+        entry = await buffer.add(make_run(group_size=2))
+
+        def soonest(limit: int) -> list[tuple[InstanceId, float]]:
+            now_s = entry.buffer.active.now_s()
+            return [(group.instance_id, due_s - now_s) for due_s, group in entry.deadlines.soonest(limit)]
+
+        for instance_id in (1, 2, 3, 4):
+            await fill(entry, instance_id, [0.0])
+            await advance(buffer, clock, 10)
+        assert soonest(2) == [(1, 260), (2, 270)]
+        await fill(entry, 2, [1.0])
+        await take(entry, num_groups=1)
+        await fill(entry, 1, [None])
+        assert soonest(2) == soonest(2) == [(3, 280), (4, 290)]
+        assert soonest(9) == [(3, 280), (4, 290), (1, 300)]
+        await advance(buffer, clock, 281)
+        assert soonest(9) == [(4, 9), (1, 19)]
+        await advance(buffer, clock, 20)
+        assert states(entry) == {
+            (1, 0): "discarded: invalid",
+            (2, 0): "acked",
+            (3, 0): "discarded: timed_out",
+            (4, 0): "discarded: timed_out",
+        }
 
 
 async def test_salvaged_group_skips_validity_but_not_the_minimum_of_items(store: Store, clock: ManualClock) -> None:

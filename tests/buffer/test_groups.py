@@ -17,35 +17,8 @@ from tests.buffer.buffer_kit import (
     states,
     take,
     turns,
-    uids_of,
     write,
 )
-
-
-async def test_epoch_and_slot_of_a_writer_decide(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        await write(entry, instance_id=7, epoch=1, slot=1, uid="b", reward=0.0)
-        await write(entry, instance_id=7, epoch=0, slot=0, uid="x")
-        await write(entry, instance_id=7, epoch=1, slot=0, uid="a", reward=1.0)
-        assert states(entry) == {(7, 1): "open", (7, 0): "open"}
-        assert sorted(uids_of(await take(entry))) == ["a", "b"]
-        assert states(entry) == {(7, 1): "acked", (7, 0): "open"}
-
-
-async def test_number_and_string_are_two_instances(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        await fill(entry, 1, [0.0])
-        await fill(entry, "1", [1.0])
-        assert states(entry) == {(1, 0): "open", ("1", 0): "open"}
-
-
-async def test_without_epoch_a_full_group_is_followed_by_the_next_epoch(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        assert await fill(entry, 7, [0.0, 1.0, 0.5]) == ["member"] * 3
-        assert states(entry) == {(7, 0): "open", (7, 1): "open"}
 
 
 async def test_epochs_that_a_start_skips_are_not_numbered_again(store: Store) -> None:
@@ -74,21 +47,6 @@ async def test_repeated_uid_counts_once(store: Store) -> None:
         assert first.stored.done(), "a duplicate is acknowledged when the original is on the disk"
         assert put(entry, uid="u", instance_id=8).is_duplicate
         assert entry.buffer.groups.num_live_samples == 1
-
-
-async def test_repeated_uid_counts_once_across_a_restart(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        await write(await buffer.add(make_run()), uid="u")
-    async with open_buffer(store) as buffer:
-        assert put(buffer.get("run-1"), uid="u").is_duplicate
-
-
-async def test_taken_slot_and_slot_beyond_the_group_are_surplus(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run())
-        assert await fill(entry, 7, [0.0, 1.0], epoch=0, slot=0) == ["member", "surplus"]
-        assert await fill(entry, 7, [0.0], epoch=0, slot=2) == ["surplus"]
-        check_books(entry)
 
 
 async def test_sample_for_a_slot_that_no_group_has_opens_none(store: Store) -> None:
@@ -161,15 +119,6 @@ async def test_late_samples_stay_in_the_store_with_their_bodies(store: Store, cl
         assert b'"late"' in body
 
 
-async def test_failed_samples_fill_slots_and_are_not_handed_out(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run(group_size=4))
-        await fill(entry, 7, [0.0, None, 1.0, 0.5])
-        batch = await take(entry)
-        assert len(batch.rows) == 4
-        assert len(set(uids_of(batch))) == 3, "padded to four rows by copies of the three"
-
-
 async def test_group_of_failed_samples_is_discarded_without_asking_a_hook(store: Store) -> None:
     async with open_buffer(store) as buffer:
         entry = await buffer.add(make_run())
@@ -184,19 +133,6 @@ async def test_too_few_items_after_the_filter_end_a_group(store: Store) -> None:
         await fill(entry, 7, [0.0, 5.0, None, None])
         assert await read(entry) is None
         assert states(entry) == {(7, 0): "discarded: filtered"}, "one of at least two items is left"
-
-
-async def test_room_is_for_groups_that_live(store: Store) -> None:
-    async with open_buffer(store) as buffer:
-        entry = await buffer.add(make_run(max_buffer_size=2))
-        await fill(entry, 1, [0.0])
-        await fill(entry, 2, [0.0])
-        with pytest.raises(BufferFull):
-            put(entry, instance_id=3)
-        assert await fill(entry, 1, [1.0]) == ["member"], "samples of open groups are always admitted"
-        await take(entry)
-        assert await fill(entry, 3, [0.0]) == ["member"]
-        check_books(entry)
 
 
 async def test_refused_announcement_opens_no_group(store: Store) -> None:

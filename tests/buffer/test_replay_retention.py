@@ -1,8 +1,5 @@
 """Bodies that no checkpoint needs stay for replays: up to a budget, for whole runs, and while one is being replayed."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from forebay.buffer.buffer import Buffer, LiveRun
@@ -10,36 +7,14 @@ from forebay.buffer.journal_source import JournalSource
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
 from forebay.buffer.retention import Retention
 from forebay.buffer.retention_rules import Keep
-from forebay.buffer.store.abc import Store
-from forebay.buffer.store.journal import JournalStore
-from forebay.buffer.store.memory import MemoryStore
-from forebay.core.clock import ManualClock
 from forebay.core.errors import BodiesGone
-from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, read, rows_of
+from tests.buffer.buffer_kit import check_books, fill, make_run, read, rows_of
+from tests.buffer.test_retention import buffer, entry, store
 
-SEGMENT_BYTES = 12_000
+__all__ = ["buffer", "entry", "store"]
+
 STEP_BYTES = 12 * 2 * 700
 """Of the text of one step's samples."""
-
-
-@pytest.fixture
-def store(store: Store, tmp_path: Path) -> Store:
-    """With segments of a few groups each."""
-    if isinstance(store, MemoryStore):
-        return MemoryStore(segment_bytes=SEGMENT_BYTES)
-    return JournalStore(tmp_path / "small", segment_bytes=SEGMENT_BYTES)
-
-
-@pytest.fixture(params=[65_536, 0], ids=["remembered", "gone"])
-async def buffer(store: Store, clock: ManualClock, request: pytest.FixtureRequest) -> AsyncIterator[Buffer]:
-    """Also one in which each batch leaves memory with its groups."""
-    async with open_buffer(store, clock, remembered_samples=request.param) as buffer:
-        yield buffer
-
-
-@pytest.fixture
-async def entry(buffer: Buffer) -> LiveRun:
-    return await buffer.add(make_run(keep_checkpoints=1))
 
 
 async def train(entry: LiveRun, *steps: int) -> None:

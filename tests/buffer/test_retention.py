@@ -11,6 +11,7 @@ import pytest
 from forebay.buffer.batches import RewoundRows
 from forebay.buffer.buffer import Buffer, LiveRun
 from forebay.buffer.leases.checkpoints import checkpoint, rewind
+from forebay.buffer.parts import at_rest
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.retention import Retention
 from forebay.buffer.retention_rules import Keep
@@ -21,6 +22,7 @@ from forebay.core.clock import ManualClock
 from forebay.core.errors import BodiesGone, StorageFailed
 from forebay.core.group import GroupState
 from forebay.core.ids import InstanceId
+from forebay.core.records.rows import StoredSample
 from tests.buffer.buffer_kit import check_books, fill, make_run, open_buffer, read, rows_of, turns, uids_of
 from tests.buffer.store.faulty_disks import RefusingFiles
 
@@ -70,6 +72,25 @@ async def train(entry: LiveRun, step: int) -> None:
     batch = await lease(entry, 12)
     await checkpoint(entry.delivery.leases, step, [batch.batch_id])
     await entry.buffer.gone.forget()
+
+
+async def test_what_is_found_while_it_moves_is_looked_up_again(buffer: Buffer, entry: LiveRun) -> None:
+    await train(entry, 1)
+    store, groups = buffer.store, await buffer.store.load_groups(entry.run.run_id)
+    [first, *_] = await store.segments()
+    found = list[bool]()
+
+    async def look_up() -> list[StoredSample]:
+        samples = await store.samples(entry.run.run_id, groups[0].group_id)
+        if not found:
+            store.begin_removal(first.number)
+            asyncio.get_running_loop().call_soon(store.cancel_removal, first.number)
+        found.append(store.holds(samples[0].location))
+        return samples
+
+    samples = await at_rest(store, look_up)
+    assert found == [False, True]
+    assert len(await store.read([each.location for each in samples])) == 2
 
 
 def segments_of(entry: LiveRun, instance: InstanceId) -> set[int]:
@@ -130,8 +151,8 @@ async def test_groups_leased_while_they_move_keep_their_old_bodies_until_they_ar
     await entry.delivery.leases.release(first.batch_id)
     clear = store.clear
 
-    async def clear_and_lease(segment: int, moved: set[tuple[str, str]]) -> None:
-        await clear(segment, moved)
+    async def clear_and_lease(segment: int, moved: set[tuple[str, str]], *bare: set[tuple[str, str]]) -> None:
+        await clear(segment, moved, *bare)
         if moved:
             leased.append(await lease(entry, 1))
 
@@ -163,11 +184,11 @@ async def test_a_rewind_that_begins_while_a_segment_is_cleared_waits_and_is_refu
     clear, before = store.clear, entry.buffer.groups.states.copy()
     rewinds: list[asyncio.Task[RewoundRows]] = []
 
-    async def clear_and_rewind(segment: int, moved: set[tuple[str, str]]) -> None:
+    async def clear_and_rewind(segment: int, moved: set[tuple[str, str]], *bare: set[tuple[str, str]]) -> None:
         rewinds.append(asyncio.create_task(rewind(entry.delivery.leases, None)))
         await turns(20)
         assert not rewinds[-1].done()
-        await clear(segment, moved)
+        await clear(segment, moved, *bare)
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "clear", clear_and_rewind)
@@ -189,11 +210,11 @@ async def test_a_rewind_waits_for_bodies_that_are_being_moved(
     clear = store.clear
     rewinds: list[asyncio.Task[RewoundRows]] = []
 
-    async def clear_and_rewind(segment: int, moved: set[tuple[str, str]]) -> None:
+    async def clear_and_rewind(segment: int, moved: set[tuple[str, str]], *bare: set[tuple[str, str]]) -> None:
         if moved and not rewinds:
             rewinds.append(asyncio.create_task(rewind(entry.delivery.leases, 2)))
             await turns(20)
-        await clear(segment, moved)
+        await clear(segment, moved, *bare)
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "clear", clear_and_rewind)

@@ -1,28 +1,18 @@
 """A run in all its states, driven by hypothesis, against a plain account of what its clients were told."""
 
-import asyncio
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Awaitable
-from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from forebay.buffer.admission import expect_repeats
-from forebay.buffer.buffer import LiveRun
 from forebay.buffer.groups.sample_group import SampleGroup
 from forebay.buffer.reads.delivery import LeasedBatch
 from forebay.buffer.resume import covers, reconcile
-from forebay.buffer.store.abc import Store
-from forebay.buffer.store.journal import JournalStore
-from forebay.buffer.store.memory import MemoryStore
-from forebay.core.clock import ManualClock
-from tests.buffer.buffer_kit import check_books, make_run, open_buffer, put, read, rows_of
+from tests.buffer.buffer_kit import check_books, make_run, put, read, rows_of
+from tests.buffer.buffer_machine import BufferMachine, OnDisk
 
 GROUP_SIZE = 3
 LONG_S = 1e7
@@ -35,17 +25,13 @@ REQUESTS: list[dict[str, Any]] = [
 ]
 REWARDS = st.sampled_from([0.0, 0.0, 1.0, 0.5, 7.0, None])
 INSTANCES = st.sampled_from([1, "1", 2])
-ResultT = TypeVar("ResultT")
 
 
-class RunModel(RuleBasedStateMachine):
+class RunModel(BufferMachine):
     """``accepted`` is what writers were told, ``held`` and ``acked`` what the reader has."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.clock = ManualClock()
-        self.stack = AsyncExitStack()
         self.accepted: dict[str, str] = {}
         self.written_forks: dict[str, tuple[Any, ...]] = {}
         """Of samples that tell their rollout: instance, epoch, slot, rollout, and which fork, 0 for the main one."""
@@ -54,21 +40,6 @@ class RunModel(RuleBasedStateMachine):
         self.held: list[LeasedBatch] = []
         self.acked: set[str] = set()
         self.told: Counter[Any] = Counter()
-        self.store = self.make_store()
-
-    def make_store(self) -> Store:
-        return MemoryStore()
-
-    def crashed_store(self) -> Store:
-        """What another process would find after ``kill -9``."""
-        return self.store
-
-    def do(self, work: Awaitable[ResultT]) -> ResultT:
-        return self.loop.run_until_complete(_bounded(work))
-
-    @property
-    def entry(self) -> LiveRun:
-        return self.buffer.get("run-1")
 
     @property
     def groups(self) -> list[SampleGroup]:
@@ -79,14 +50,6 @@ class RunModel(RuleBasedStateMachine):
         self.open(self.store)
         run = make_run(group_size=GROUP_SIZE, min_valid_group_size_ratio=ratio, min_valid_item_size_ratio=0.34)
         self.do(self.buffer.add(run))
-
-    def open(self, store: Store) -> None:
-        self.store = store
-        self.buffer = self.do(self.stack.enter_async_context(open_buffer(store, self.clock)))
-
-    def teardown(self) -> None:
-        self.do(self.stack.aclose())
-        self.loop.close()
 
     # --- writers
 
@@ -174,7 +137,7 @@ class RunModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         batch = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.do(_call(self.entry.delivery.leases.ack_soon, batch.batch_id))
+        self.call(self.entry.delivery.leases.ack_soon, batch.batch_id)
         self.acked |= {group.group_id for group in batch.groups}
         self.told.update(batch.meta_info["finished_groups"])
 
@@ -182,7 +145,7 @@ class RunModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         batch = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.do(_call(self.entry.delivery.leases.release_soon, batch.batch_id))
+        self.call(self.entry.delivery.leases.release_soon, batch.batch_id)
 
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
@@ -207,19 +170,10 @@ class RunModel(RuleBasedStateMachine):
         for group in self.groups:
             assert group.state != "open" or self.entry.deadlines.due_s(group) > now_s
 
-    @rule()
-    def restart(self) -> None:
+    @rule(is_crash=st.booleans())
+    def restart(self, is_crash: bool) -> None:
         before = self.lasting()
-        self.do(self.stack.aclose())
-        self.open(self.store)
-        self.lose_replies()
-        assert self.lasting() == before
-
-    @rule()
-    def crash(self) -> None:
-        before, store = self.lasting(), self.crashed_store()
-        self.do(self.stack.aclose())
-        self.open(store)
+        self.open_again(self.crashed_store() if is_crash else self.store)
         self.lose_replies()
         assert self.lasting() == before
 
@@ -265,37 +219,8 @@ class RunModel(RuleBasedStateMachine):
         assert Counter(group.instance_id for group in reported) == +self.told
 
 
-async def _bounded(work: Awaitable[ResultT]) -> ResultT:
-    async with asyncio.timeout(20):
-        return await work
-
-
-async def _call(function: Any, *arguments: Any) -> None:
-    function(*arguments)
-
-
-class JournalModel(RunModel):
-    """The same on a disk. A crash is what a copy of the directory shows while the other still runs."""
-
-    def make_store(self) -> Store:
-        self.folder = tempfile.TemporaryDirectory()
-        self.num_copies = 0
-        return JournalStore(self.path)
-
-    @property
-    def path(self) -> Path:
-        return Path(self.folder.name) / str(self.num_copies)
-
-    def crashed_store(self) -> Store:
-        self.do(self.store.load_runs())  # acks are not waited for: let the disk have them
-        source = self.path
-        self.num_copies += 1
-        shutil.copytree(source, self.path)
-        return JournalStore(self.path)
-
-    def teardown(self) -> None:
-        super().teardown()
-        self.folder.cleanup()
+class JournalModel(OnDisk, RunModel):
+    """The same on a disk."""
 
 
 TestRunInMemory = RunModel.TestCase

@@ -198,6 +198,13 @@ async def test_only_members_of_live_groups_are_loaded(store: Store) -> None:
     assert [s.row.uid for s in await store.samples("run-1", "acked")] == ["acked-member", "acked-late"]
 
 
+async def test_each_live_group_has_its_own_part_of_the_same_name(store: Store) -> None:
+    for group_id in "ab":
+        await store.append([make_group(group_id)])
+        await put(store, "\0part", group_id=group_id, outcome="part")
+    assert [sample.row.group_id for sample in await store.load_samples("run-1")] == ["a", "b"]
+
+
 async def test_everything_keeps_its_order(store: Store) -> None:
     names = [f"{i * 7919 % 101:03d}" for i in range(101)]
     for name in names:

@@ -289,3 +289,30 @@ def location_in(segment: int) -> Location:
 
 async def test_nothing_is_held_in_segments_that_never_were(store: Store) -> None:
     assert not store.holds(location_in(99))
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "\0aa": {"outcome": "part", "slot": -1, "at_s": 0.0},
+    "\0bb": {"outcome": "part", "slot": -1, "at_s": 0.1},
+    "first": {"at_s": 0.2},
+}
+
+
+async def test_parts_stay_with_their_segment_if_a_group_is_moved_without_them(open_store: Open) -> None:
+    async with open_store() as store:
+        rows = {uid: make_sample(4, uid=uid, **changes) for uid, changes in PARTS.items()}
+        for uid, row in rows.items():
+            await store.append([row], body_of(uid) * 9)
+        await fill(store)
+        first = (await store.segments())[0]
+        parts = [each for each in first.groups if each.group_id == "g1"]
+        assert [each.part_bytes for each in parts] == [len(body_of("\0aa")) * 9 + len(body_of("\0bb")) * 9]
+        before = await answers(store)
+        assert before["live"][:2] == ["\0aa", "\0bb"]
+        assert not {"\0aa", "\0bb"} & set(before["uids"])
+        store.begin_removal(first.number)
+        await store.clear(first.number, [(RUN, "g1")], {(RUN, "g1")})
+        await store.remove(first.number)
+        assert await answers(store) == before
+        found = {sample.row.uid: store.holds(sample.location) for sample in await store.samples(RUN, "g1")}
+        assert [found[uid] for uid in ("\0aa", "\0bb", "first")] == [False, False, True]

@@ -1,4 +1,4 @@
-"""A batch on the wire: headers that lie are refused."""
+"""Tensors on the wire: headers that lie are refused."""
 
 import pytest
 
@@ -11,8 +11,9 @@ from forebay.core.safetensors_format import read_blob
     [
         b'{"dtype":"I64","shape":[2],"data_offsets":[0,8]}',
         b'{"dtype":"I64","shape":[-1],"data_offsets":[8,0]}',
-        b'{"dtype":"I64","shape":[1,1],"data_offsets":[0,8]}',
-        b'{"dtype":"F16","shape":[4],"data_offsets":[0,8]}',
+        b'{"dtype":"I64","shape":[-1,-1],"data_offsets":[0,8]}',
+        b'{"dtype":"I64","shape":[2,1],"data_offsets":[0,8]}',
+        b'{"dtype":"F4","shape":[16],"data_offsets":[0,8]}',
         b'{"dtype":"I64","shape":[1],"data_offsets":[-8,0]}',
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from forebay.core.errors import InvalidInput
 from forebay.core.ids import read_uid
 from forebay.core.outcome import RolloutOutcome
-from forebay.core.reward_place import find_field, set_reward
+from forebay.core.records.reward_place import find_field, set_reward
 from forebay.core.sample import Incoming, read_sample
 from tests.kit import make_sample
 

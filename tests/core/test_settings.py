@@ -74,6 +74,12 @@ def test_sizes_are_rounded_down_and_at_least_one(group_size: int, ratio: float, 
         ("group_deadline_seconds", "nan"),
         ("max_buffer_bytes", 0),
         ("contract", "C"),
+        ("arrays", "routed_experts"),
+        ("arrays", ["routed_expert"]),
+        ("arrays", ["top_logprobs"]),
+        ("arrays", ["top_logprobs:0"]),
+        ("arrays", ["top_logprobs:129"]),
+        ("arrays", ["top_logprobs:2", "top_logprobs:3"]),
     ],
 )
 def test_wrong_value_of_a_payload_is_named(field: str, value: Any) -> None:

@@ -25,7 +25,7 @@ from forebay.core.binary_sample import (
     split_samples,
 )
 from forebay.core.errors import InvalidInput
-from forebay.core.reward_place import set_reward
+from forebay.core.records.reward_place import set_reward
 from forebay.core.sample import SampleHead, read_any_sample, read_sample
 from tests.kit import make_sample
 

@@ -2,8 +2,9 @@
 
 import asyncio
 
+from forebay.core.backoff import Deadline
 from forebay.core.clock import ActiveClock, ManualClock, SystemClock
-from forebay.core.waiting import Deadline, Signal
+from forebay.core.waiting import Signal
 
 
 async def test_notification_wakes_everybody_who_waits() -> None:

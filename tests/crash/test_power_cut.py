@@ -74,8 +74,10 @@ def check(found: list[str], before: list[str], first: int, tried: int, acknowled
     assert set(acknowledged) <= set(found)
 
 
-async def run_with_cut(path: Path, cut_after: int, rng: random.Random | None, before: list[str], first: int) -> bool:
-    """One life of a store that ends with a power cut; whether the cut came before all was written."""
+async def run_with_cut(
+    path: Path, cut_after: int, rng: random.Random | None, before: list[str], first: int
+) -> tuple[list[str], int, bool]:
+    """One life of a store that ends with a power cut: what it left, what was tried, and whether it came."""
     files = LossyFiles(path / "segments", cut_after=cut_after)
     acknowledged: list[str] = []
     tried = first
@@ -89,41 +91,28 @@ async def run_with_cut(path: Path, cut_after: int, rng: random.Random | None, be
         found = await recovered(store)
         check(found, before, first, tried, acknowledged)
         assert store.stats().num_quarantined == 0
-        await append(store, 9_999)
-        assert await recovered(store) == [*found, "9999"]
-    return not files.has_power
+    return found, tried, not files.has_power
 
 
 @pytest.mark.parametrize("keeps_some_unsynced_bytes", [False, True])
 async def test_power_cut_at_every_operation_of_a_new_store(tmp_path: Path, keeps_some_unsynced_bytes: bool) -> None:
-    cut_after = 0
-    while True:
+    cut_after, is_cut = 0, True
+    while is_cut:
         rng = random.Random(cut_after) if keeps_some_unsynced_bytes else None
-        if not await run_with_cut(tmp_path / str(cut_after), cut_after, rng, [], 0):
-            break
-        cut_after += 1
+        path = tmp_path / str(cut_after)
+        found, _, is_cut = await run_with_cut(path, cut_after, rng, [], 0)
+        async with JournalStore(path, segment_bytes=SEGMENT_BYTES) as store:
+            await append(store, 9_999)
+            assert await recovered(store) == [*found, "9999"]
+        cut_after += is_cut
     assert cut_after > 3 * len(BURSTS), "rolls of segments must be among the operations"
 
 
 async def test_power_cuts_one_after_the_other_on_the_same_store(tmp_path: Path) -> None:
     """Each life begins with what the cut left of the last one: mending is cut short as well."""
-    rng = random.Random(7)
-    known: list[str] = []
-    number = 0
+    rng, known, number = random.Random(7), list[str](), 0
     for _ in range(45):
-        files = LossyFiles(tmp_path / "segments", cut_after=rng.randrange(30))
-        acknowledged: list[str] = []
-        tried = number
-        try:
-            async with JournalStore(tmp_path, segment_bytes=SEGMENT_BYTES, files=files) as store:
-                tried = await write_until_cut(store, number, acknowledged)
-        except StorageFailed:
-            assert not files.has_power
-        files.forget(rng)
-        async with JournalStore(tmp_path, segment_bytes=SEGMENT_BYTES) as store:
-            found = await recovered(store)
-        check(found, known, number, tried, acknowledged)
-        known, number = found, tried
+        known, number, _ = await run_with_cut(tmp_path, rng.randrange(30), rng, known, number)
     assert len(known) > 100
 
 

@@ -113,23 +113,6 @@ async def test_under_b_the_first_bool_decides_and_nothing_of_a_is_called(
     assert all(row.raw_reward is None for row in done.rows)
 
 
-async def test_slimes_own_b_generator_with_a_dead_normalize_goes_out_unnormalised(
-    make_file: Any, make_runner: Any, make_group: Any
-) -> None:
-    source = """
-    def normalize_group_data(group, epsilon=1e-8, algo="grpo"):
-        raise RuntimeError("dead")
-    def is_valid_group(group, min_valid_group_size, task_type="math"):
-        return len(group[1]) >= min_valid_group_size
-    """
-    async with make_runner(make_file(source)) as runner:
-        salvaged_first = await runner.process(make_group([0.2, 0.4, 3.0]), SIZES)
-        assert runner.contract == "B"
-        later = await runner.process(make_group([0.2, 0.4, 3.0, 0.0]), SIZES)
-    assert [row.reward for row in salvaged_first.rows] == [0.2, 0.4, 3.0]
-    assert [(row.reward, row.raw_reward, row.body) for row in later.rows[:2]] == [(0.2, None, None), (0.4, None, None)]
-
-
 @pytest.mark.parametrize(
     ("declared", "source", "size"),
     [

@@ -156,23 +156,6 @@ def test_default_validity(contract: Any, rewards: list[float], expected: tuple[b
     assert Defaults(ContractChoice(contract)).is_valid_group((1, items_of(rewards)), 4, 3) == expected
 
 
-def test_meta_info_has_slimes_numbers(hooks: Defaults) -> None:
-    rewards = [0.0, 1.0, 0.25, 0.5, 0.5]
-    told = hooks.get_group_data_meta_info({1: items_of(rewards[:3]), "1": items_of(rewards[3:])})
-    assert told == pytest.approx(
-        {
-            "total_samples": 5,
-            "num_groups": 2,
-            "avg_group_size": 2.5,
-            "avg_reward": statistics.fmean(rewards),
-            "reward_std": statistics.pstdev(rewards),
-            "reward_min": 0.0,
-            "reward_max": 1.0,
-        },
-        abs=1e-12,
-    )
-
-
 def test_meta_info_of_nothing_is_zeros(hooks: Defaults) -> None:
     assert set(hooks.get_group_data_meta_info({}).values()) == {0}
 

@@ -271,21 +271,6 @@ class SlowTool(Planted):
         return 0.0
 
 
-ROWS: tuple[type[Planted], ...] = (
-    SlowEngine,
-    SlowingEngine,
-    SlowNetwork,
-    ColdCache,
-    AllFail,
-    AllInvalid,
-    SlowDisk,
-    FailingTool,
-    SmallReads,
-    OtherRun,
-    SlowTool,
-)
-
-
 @dataclass
 class Clean(Planted):
     """Nothing is slow; the run is held between steps, and has no leftover."""

@@ -50,11 +50,13 @@ async def script(call: ScriptedCall) -> Reply:
 def run_two_steps(server: ServerProcess, folder: Path, task_type: str, fault: str) -> NativeRun:
     """A step in which everything is as it should be, and warms up; and one with the fault.
 
-    The fault's row is the last one: it gets a place when the last rollout of the first step has ended.
+    The fault's row is the last one: it gets a place when the last rollout of the first step has ended. A loop is
+    blocked once the second step has begun, so that the first step's samples are written.
     """
+    begun = folder / f"{task_type}.begun"
     rows: list[Json] = [{"instance_id": f"row-{n}"} for n in range(2 * NUM_GROUPS)]
     if fault != "late_trainer":
-        rows[-1] |= {"fault": fault, "seconds": FAULT_S}
+        rows[-1] |= {"fault": fault, "seconds": FAULT_S, "begun": str(begun)}
     for row in rows:
         row["prompt"] = json.dumps({name: row[name] for name in ("fault", "seconds") if name in row})
     input_file = folder / f"{task_type}.jsonl"
@@ -73,6 +75,8 @@ def run_two_steps(server: ServerProcess, folder: Path, task_type: str, fault: st
         )
         for step in range(2):
             run.client.put(f"{run.path}/weight_version", json={"weight_version": step}).raise_for_status()
+            if step:
+                begun.touch()
             if fault == "late_trainer" and step:
                 # By its samples: nobody reads, so that its groups are only looked at now and then.
                 poll_until(lambda: run.view()["samples"].get("member") == 2 * NUM_GROUPS * GROUP_SIZE)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from forebay.core.scheduling.engine_loads import EngineLoads
-from forebay.core.scheduling.policies import make_policy
 from forebay.core.scheduling.policy import (
     NextRollout,
     PastRollout,
@@ -15,6 +14,7 @@ from forebay.core.scheduling.policy import (
     RolloutEnd,
     RolloutKey,
     WaitingGroup,
+    make_policy,
 )
 from forebay.core.scheduling.scheduler import Scheduler
 

@@ -19,6 +19,18 @@ from forebay.workers.simulator.scenario import Scenario, SimulatedRun, simulate
 S = 1_000_000_000
 AT_S = 1_750_000_000
 PROMPT, STEP_S = 172, 0.01
+STEPS = """
+from forebay.generators.base import BaseGenerator, single_turn
+TASK_TYPE = "steps"
+def reward(item):
+    return 1.0
+def run_rollout(data):
+    async def rollout(client, messages, params):
+        messages = [{"role": "user", "content": f"{messages[-1]['content']} {client.rollout.slot}"}]
+        return await single_turn(client, messages, params)
+    return BaseGenerator.from_payload(data).entry(data["input_file"], rollout, reward)
+"""
+"""A generator whose prompts name their rollouts."""
 SMALL = Population("small", 2_048, 200, 0.4, 0.3)
 
 

@@ -260,7 +260,8 @@ def test_the_server_is_killed_in_the_middle_and_the_trainer_polls_on(
 ) -> None:
     server = make_server(generators=tasks, start_wait_s=60)
     with CountingEngine(budget=7 * GROUP_SIZE + 1) as engine:
-        body = payload(task_type=style, remote_engine_url=engine.url)
+        # The group that is open when the server is killed lives until it is back, on a busy machine too.
+        body = payload(task_type=style, remote_engine_url=engine.url, group_timeout_seconds=20)
         trainer = SlimeTrainer(server.url, body).start()
         run = run_of(server, trainer)
         wait_for_samples(run, 7 * GROUP_SIZE + 1)

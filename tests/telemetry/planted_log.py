@@ -124,14 +124,12 @@ def _request(rng: random.Random, request_id: str, num_turns: int, worker: int) -
 def silence(step: PlannedStep, worker: str, begin_s: float, end_s: float) -> None:
     """The engine of ``worker`` gives nothing from ``begin_s`` to ``end_s`` since the first start."""
     for request in step.workers[worker]:
-        if request.begin_s + request.seconds <= begin_s:
-            continue
         at_s = request.begin_s
         for turn in request.turns:
-            at_s += turn.pre_s + turn.engine_s + turn.post_s + turn.tool_s
-            if at_s > begin_s or turn is request.turns[-1]:
-                turn.engine_s += end_s - begin_s
-                break
+            at_s += turn.pre_s
+            if begin_s < at_s + turn.engine_s and at_s < end_s:
+                turn.engine_s += end_s - max(begin_s, at_s)
+            at_s += turn.engine_s + turn.post_s + turn.tool_s
 
 
 @dataclass

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from forebay.telemetry.tracing.exclusive_time import (
     Interval,
     PlainInterval,
-    TimePiece,
     TurnInterval,
-    exclusive_shares,
     rollout_pieces,
     rollout_shares,
 )
@@ -80,19 +78,16 @@ def test_within_a_turn_what_nobody_measured_is_the_agents() -> None:
 def test_what_reaches_into_the_next_turn_is_split_there() -> None:
     turns = (TurnInterval(0, 0, 10), TurnInterval(1, 40, 50))
     found = list(rollout_pieces([Interval("tool", 20, 60)], turns, 0, 60))
-    assert [(piece.begin, piece.end, piece.turn) for piece in found if piece.names == ("tool",)] == [
-        (20, 40, 0),
-        (40, 60, 1),
-    ]
+    assert found[-2:] == [(20, 40, ("tool",), 0), (40, 60, ("tool",), 1)]
 
 
 def test_without_a_turn_nothing_has_a_number() -> None:
-    assert list(rollout_pieces([], [], 0, 5)) == [TimePiece(0, 5, ("agent",))]
+    assert list(rollout_pieces([], [], 0, 5)) == [(0, 5, ("agent",), None)]
 
 
 def test_what_lies_outside_is_cut_off() -> None:
-    found = exclusive_shares([Interval("a", -5, 3), Interval("b", 8, 20), Interval("c", 30, 40)], 0, 10)
-    assert found == {"a": 3, "b": 2}
+    found = shares(Interval("a", -5, 3), Interval("b", 8, 20), Interval("c", 30, 40), end=10)
+    assert found == {"a": 3, "agent": 5, "b": 2}
 
 
 def test_parents_in_a_circle_end_nothing() -> None:
@@ -119,8 +114,8 @@ TURNS = st.lists(
 @given(INTERVALS, TURNS)
 def test_all_pieces_add_up_without_a_hole(intervals: list[PlainInterval], turns: list[TurnInterval]) -> None:
     found = list(rollout_pieces(intervals, turns, 100, 900))
-    assert [found[0].begin, found[-1].end] == [100, 900]
-    assert all(one.end == other.begin and one.names for one, other in itertools.pairwise(found))
+    assert [found[0][0], found[-1][1]] == [100, 900]
+    assert all(end == begin and names for (_, end, names, _), (begin, *_) in itertools.pairwise(found))
     by_turn = rollout_shares(intervals, turns, 100, 900)
     assert sum(sum(each.values()) for each in by_turn.values()) == pytest.approx(800)
-    assert {piece.turn for piece in found} == set(by_turn)
+    assert {turn for *_, turn in found} == set(by_turn)

@@ -1,6 +1,5 @@
 """Traces at a collector: by the official SDK, decoded with the official protobufs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,17 +23,10 @@ from tests.telemetry.log_kit import (
     summary,
     write_log,
 )
-from tests.telemetry.otlp_receiver import Receiver, attributes
+from tests.telemetry.otlp_receiver import Receiver, attributes, receiver
 from tests.telemetry.trace_kit import read_whole
 
-
-@pytest.fixture(autouse=True)
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    receiver = Receiver()
-    with receiver.listening():
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-        yield receiver
+__all__ = ["receiver"]
 
 
 def send(folder: Path) -> OtlpExport:
@@ -250,10 +242,7 @@ def test_the_same_log_has_the_same_ids_each_time(tmp_path: Path, receiver: Recei
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_collector_that_is_busy_is_asked_again(
-    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "30")
+def test_a_collector_that_is_busy_is_asked_again(tmp_path: Path, receiver: Receiver, status: int) -> None:
     write_log(tmp_path, "run", *rollout())
     receiver.statuses = [status]
     assert send(tmp_path).num_sent == len(receiver.spans) == 12

@@ -1,4 +1,4 @@
-"""A seeded log of verl's: every fault that was planted is found with its cause, and no other."""
+"""A seeded log of verl's: what a report says of a fault besides its kind, place and cost (test_planted_kinds)."""
 
 import random
 from collections.abc import Callable
@@ -29,9 +29,9 @@ def report_of(tmp_path: Path) -> Report:
     return lambda steps: analyse(load(write_log(tmp_path / "logs", steps)))
 
 
-def clean_steps(seed: int = 1, number: int = 5, num_requests: int = 24) -> list[PlannedStep]:
-    rng = random.Random(seed)
-    return [clean_step(rng, place, num_requests=num_requests) for place in range(number)]
+def clean_steps() -> list[PlannedStep]:
+    rng = random.Random(1)
+    return [clean_step(rng, number) for number in range(5)]
 
 
 def only_finding(report: ProfileReport) -> Finding:
@@ -55,14 +55,6 @@ def test_the_published_figures_come_back(report_of: Report) -> None:
     assert [step.seconds for step in report.steps] == pytest.approx(seconds, abs=0.001)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_nothing_is_found_where_nothing_was_planted(seed: int, tmp_path: Path) -> None:
-    steps = clean_steps(seed, num_requests=16)
-    report = analyse(load(write_log(tmp_path, steps)))
-    assert (report.findings, report.gaps, report.num_problems) == ([], [], 0)
-    assert report.num_requests == 5 * 4 * 16
-
-
 def test_a_second_turn_of_150_seconds_is_named_with_its_turn(report_of: Report) -> None:
     steps = clean_steps()
     slow = steps[2].workers["1"][5]
@@ -83,57 +75,6 @@ def test_a_second_turn_of_150_seconds_is_named_with_its_turn(report_of: Report) 
     assert turns == pytest.approx([turn.engine_s for turn in slow.turns], abs=0.001)
     assert sum(outlier.phases.values()) == pytest.approx(outlier.seconds, abs=0.001)
     assert {"engine", "tool", "reward"} <= {event["name"] for event in outlier.events}
-
-
-def test_a_long_answer_is_no_slow_engine(report_of: Report) -> None:
-    steps = clean_steps()
-    long = steps[2].workers["1"][4]
-    long.turns[0].tokens, long.turns[0].engine_s = 3000, 300.0
-    finding = only_finding(report_of(steps))
-    assert (finding.cause, finding.path.request) == ("long_answer", long.request_id)
-    assert finding.seconds == pytest.approx(300 - 40, rel=0.05)
-    assert "answered with 3,000 tokens (usually" in finding.sentence
-
-
-def test_a_request_that_gets_its_tokens_slowly_is_named(report_of: Report) -> None:
-    steps = clean_steps()
-    slow = steps[2].workers["1"][5]
-    for turn in slow.turns:
-        turn.engine_s *= 3.5
-    usual_s = sum(turn.engine_s for turn in slow.turns) / 3.5
-    finding = only_finding(report_of(steps))
-    assert (finding.cause, finding.path.request) == ("slow_rate", slow.request_id)
-    assert finding.seconds == pytest.approx(2.5 * usual_s, rel=0.05)
-
-
-def test_a_slow_reward_is_named(report_of: Report) -> None:
-    steps = clean_steps()
-    slow = steps[4].workers["3"][10]
-    slow.reward_s = 60.0
-    finding = only_finding(report_of(steps))
-    assert (finding.cause, finding.path.step, finding.path.worker) == ("reward", "5", "3")
-    assert (finding.path.request, finding.path.event) == (slow.request_id, "reward")
-    assert finding.seconds == pytest.approx(60, rel=0.01)
-    assert "spent 60 s on its reward" in finding.sentence
-
-
-def test_a_reward_that_is_slow_for_all_is_seen_on_the_critical_path(report_of: Report) -> None:
-    steps = clean_steps()
-    for request in steps[4].requests():
-        request.reward_s = 15.0
-    finding = only_finding(report_of(steps))
-    assert (finding.cause, finding.path.step) == ("reward", "5")
-    assert finding.seconds == pytest.approx(15, rel=0.01)
-
-
-def test_a_slow_tool_is_named_with_the_turn_that_called_it(report_of: Report) -> None:
-    steps = clean_steps()
-    slow = steps[0].workers["0"][7]
-    slow.turns[0].tool_s = 90.0
-    finding = only_finding(report_of(steps))
-    assert (finding.cause, finding.path.request, finding.path.turn) == ("tool", slow.request_id, 0)
-    assert finding.seconds == pytest.approx(90, rel=0.01)
-    assert "in turn 1 of 2 spent 90 s more in tool than comparable requests" in finding.sentence
 
 
 def test_a_worker_that_was_silent_from_25_to_175_seconds_stood_still(report_of: Report) -> None:
@@ -197,43 +138,6 @@ def test_a_late_worker_is_named_with_its_reason(report_of: Report) -> None:
     assert finding.seconds == pytest.approx(64, rel=0.01)
     assert "worker 0 ended 64 s after the other 7, which waited for it: it had 192 requests" in finding.sentence
     assert report.steps[0].barrier_s == pytest.approx({"0": 0.0} | {str(n): 64.0 for n in range(1, 8)}, abs=0.01)
-
-
-def test_a_worker_whose_engine_is_slow_is_late_for_that(report_of: Report) -> None:
-    steps = clean_steps()
-    for request in steps[1].workers["2"]:
-        for turn in request.turns:
-            turn.engine_s *= 2
-    finding = only_finding(report_of(steps))
-    assert (finding.cause, finding.path.step, finding.path.worker) == ("slow_engine", "2", "2")
-    assert finding.sentence.startswith("Step 2: engine 2 makes 5 tokens/s per request, where others make 9.98: ")
-
-
-def test_a_phase_that_does_not_depend_on_lengths_is_named(report_of: Report) -> None:
-    rng = random.Random(3)
-    steps = []
-    for number in range(8):
-        step = clean_step(rng, number, num_workers=2)
-        for request in step.requests():
-            for turn in request.turns:
-                turn.tokens, turn.engine_s = turn.tokens * (8 - number), turn.engine_s * (8 - number) / 4
-        longest_s = max(request.seconds for request in step.requests())
-        step.phases = {"preprocessing": 9.0 * rng.uniform(0.98, 1.02), "data_extraction": 0.1 * longest_s}
-        steps.append(step)
-    report = report_of(steps)
-    (finding,) = [finding for finding in report.findings if finding.cause == "constant_phase"]
-    assert (finding.path.event, finding.seconds) == ("preprocessing", pytest.approx(8 * 9.0, rel=0.02))
-    assert "do it once, when the data set is built" in finding.sentence
-
-
-def test_a_step_that_took_far_longer_without_a_reason_is_named(report_of: Report) -> None:
-    steps = clean_steps(number=8)
-    steps[6].phases["cache_flush"] = 200.0
-    report = report_of(steps)
-    assert [step.name for step in report.steps if step.is_outlier] == ["7"]
-    finding = only_finding(report)
-    assert (finding.cause, finding.path.step) == ("slow_step", "7")
-    assert finding.seconds == pytest.approx(200, rel=0.05)
 
 
 def test_the_dearest_comes_first_and_what_recurs_is_one_finding(report_of: Report) -> None:

@@ -247,7 +247,7 @@ def test_a_report_of_nothing_is_a_page_as_well() -> None:
 
 
 def test_without_the_extra_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.telemetry.render.page.find_spec", lambda _: None)
+    monkeypatch.setattr("forebay.core.lazy_names.find_spec", lambda _: None)
     with pytest.raises(MissingExtra) as refused:
         page(make_report())
     assert refused.value.hint == "pip install 'forebay[report]'"

@@ -136,3 +136,21 @@ def test_many_reads_that_wait_a_little_for_one_cause_are_a_finding(trace: Plante
         server.read(begin, begin + 4, begin + 4, [str(place)], step=0, by=str(place))
     (finding,) = report_of(trace).findings
     assert (finding.cause, finding.seconds) == ("admission", pytest.approx(75, rel=0.01))
+
+
+def test_the_report_on_one_step_names_the_same_cause_as_the_whole_report(trace: PlantedTrace) -> None:
+    """Each step has three calls at each engine, which are too few to judge one: those of earlier steps count, too."""
+    run, server = trace.file("run"), trace.file("server")
+    for step in range(4):
+        begin, ends = 20 * step, (10, 16)
+        for slot in range(6):
+            engine, end = f"http://e{slot % 2}", begin + ends[slot % 2]
+            turns = [(begin, end, {"engine": float(end - begin)}, {"engine": engine, "sampled": 100})]
+            run.rollout(f"{step}/{slot}", begin, end, engine=engine, turns=turns, sampled=100)
+        server.group(str(step), "ready", begin + 16, last=f"{step}/5")
+        server.read(begin, begin + 16, begin + 20, [str(step)], step=step, by=str(step))
+    whole, last = report_of(trace), analyse(load(trace.folder), step="3")
+    for report in (whole, last):
+        assert (report.findings[0].cause, report.findings[0].path.worker) == ("slow_engine", "http://e1")
+    assert last.findings[0].seconds == pytest.approx(6, rel=0.01)
+    assert [engine.num_calls for engine in last.engines] == [3, 3]

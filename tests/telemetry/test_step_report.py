@@ -209,6 +209,7 @@ def test_lengths_throughput_cache_and_rewards(trace: PlantedTrace) -> None:
         run.rollout(
             f"a/{number}", 0, 10 + number, sampled=100 * (number + 1), prompt=1000, cached=250,
             is_capped=number >= 8, reward=0.0 if number >= 8 else 1.0,
+            reward_parts={"exact": 1.0, "form": number / 4} if number < 5 else {"exact": 0.0},
         )  # fmt: skip
     server.read(0, 20, 20, ["a"], step=0)
     (step,) = summaries(trace)
@@ -217,6 +218,7 @@ def test_lengths_throughput_cache_and_rewards(trace: PlantedTrace) -> None:
     assert step.tokens_per_s == pytest.approx(5500 / 20)
     assert step.cache_hit_rate == pytest.approx(0.25)
     assert (step.reward_mean, step.reward_of_slowest, step.reward_of_rest) == pytest.approx((0.8, 0.0, 1.0))
+    assert step.reward_parts == pytest.approx({"exact": 0.5, "form": 0.5})
 
 
 def test_group_skew_is_the_mean_of_last_end_minus_first(trace: PlantedTrace) -> None:

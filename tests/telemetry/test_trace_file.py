@@ -3,8 +3,6 @@
 import logging
 import os
 import stat
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,17 +74,6 @@ def test_one_thread_writes_all_traces_of_a_process(tmp_path: Path) -> None:
     assert [thread.name for thread in threading.enumerate()].count("trace") == 1
     for tracer in tracers:
         tracer.close()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "small"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a small tmpfs needs privileges; a limit of file sizes covers this elsewhere")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def test_a_full_disk_ends_tracing_with_one_warning(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from forebay.telemetry.analysis.robust import (
     correlation,
     log_deviations,
     median,
+    median_slope,
     percentile,
     resistant_line,
     thinned,
@@ -138,6 +139,16 @@ def test_a_line_that_the_points_do_not_tell_goes_through_the_origin() -> None:
     assert 0.1 / 40 < slope < 1.0 / 80
     one_stalled = [(100.0, 10.0), (110.0, 11.0), (120.0, 12.0), (130.0, 13.0), (140.0, 14.0), (150.0, 900.0)]
     assert resistant_line(one_stalled) == (0.0, pytest.approx(0.1))
+
+
+def test_the_median_slope_is_that_of_all_pairs_and_is_found_for_many_steps() -> None:
+    rng = random.Random(1)
+    for number in range(6, 60):
+        values = [round(rng.uniform(-0.2, 0.2) * place + rng.gauss(0, 1), number % 5) for place in range(number)]
+        pairs = [(left, right) for right in range(number) for left in range(right)]
+        slopes = [(values[right] - values[left]) / (right - left) for left, right in pairs]
+        assert median_slope(values) == pytest.approx(median(slopes), rel=1e-9, abs=1e-9)
+    assert median_slope([0.25 * place for place in range(10_000)]) == 0.25  # of 50 million pairs
 
 
 def test_statistics_are_those_of_the_books() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 from forebay.core.ids import InstanceId
+from forebay.telemetry.analysis.robust import ks_distance
 from forebay.workers.simulator.attempt_records import SECOND_NS
 from forebay.workers.simulator.populations import AnswerLengths
 from forebay.workers.simulator.scenario import SimulatedRun
@@ -69,7 +70,7 @@ def measure(run: SimulatedRun) -> RunMeasures:
         trained_tokens_per_s=float(kept.sum() / makespan_s),
         waste=1 - float(kept.sum()) / sampled if sampled else 0.0,
         staleness=float(numpy.mean(staleness)) if staleness and run.steps else 0.0,
-        ks=_ks_distance(lengths, kept),
+        ks=ks_distance(lengths.tolist(), kept.tolist()),
         above_p90=float((kept > numpy.quantile(lengths, 0.9)).mean()) if len(kept) else 0.0,
         tail_kept=_tail_kept(run, offered),
         reward_gap=_reward_gap(run, offered),
@@ -95,14 +96,6 @@ def _offered(run: SimulatedRun, begun: set[tuple[InstanceId, int]]) -> _Offered:
                     answer = scenario.answers.of(prompt, epoch, slot, 0)
                     found.append((prompt, min(answer.tokens, scenario.max_tokens), answer.reward))
     return found
-
-
-def _ks_distance(offered: object, trained: object) -> float:
-    from scipy.stats import ks_2samp
-
-    if not len(trained):  # type: ignore[arg-type]
-        return 1.0
-    return float(ks_2samp(offered, trained, method="asymp").statistic)
 
 
 def _tail_kept(run: SimulatedRun, offered: _Offered) -> float | None:

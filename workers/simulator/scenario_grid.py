@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.core.scheduling.oversampling import Oversampling, parse_oversampling
-from forebay.core.scheduling.policies import check_policy
-from forebay.core.scheduling.policy import PastRollout
+from forebay.core.scheduling.policy import PastRollout, check_policy
 from forebay.core.scheduling.scheduler import parse_scheduler
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.populations import Answers

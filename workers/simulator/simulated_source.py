@@ -8,8 +8,7 @@ from typing import Protocol
 
 from forebay.core.errors import InvalidInput
 from forebay.core.scheduling.engine_loads import EngineLoads
-from forebay.core.scheduling.policies import make_policy
-from forebay.core.scheduling.policy import PolicyInputs
+from forebay.core.scheduling.policy import PolicyInputs, make_policy
 from forebay.core.scheduling.scheduler import WINDOW
 from forebay.workers.simulator.cost import EngineCost
 from forebay.workers.simulator.modelled_engines import engine_url

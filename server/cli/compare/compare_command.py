@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forebay.core.lazy_names import require_extra
 from forebay.server.cli.options import DEFAULT_URL, AsJson, Token, Url, check_plot, writing_plot
 from forebay.server.cli.output import make_console, print_json
 
@@ -55,9 +56,7 @@ def command(
 
     check_plot(plot)
     if plot is not None:
-        from forebay.replay.comparison_plots import require_matplotlib
-
-        require_matplotlib()
+        require_extra("sim", "matplotlib")
     changes = WhatChanges(code, reward, read_changes(assignments or []))
     with _quiet(), prints_to_stderr(), _opened(given, url, token, steps) as recorded:
         facts, comparison = asyncio.run(compare(recorded, changes, steps))

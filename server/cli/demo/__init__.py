@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from forebay.core.errors import ForebayError, InvalidInput, MissingExtra
+from forebay.core.errors import ForebayError, InvalidInput
+from forebay.core.lazy_names import require_extra
 from forebay.engines.tiny.recipe import question
 from forebay.server.cli.client import ServerClient
 from forebay.server.cli.demo.children import Child, Children
@@ -28,7 +28,7 @@ from forebay.server.cli.demo.trainer import SlimeTrainer
 from forebay.server.cli.options import make_writable, own_command
 from forebay.server.cli.output import facts_table, make_console, show_table
 from forebay.server.cli.progress import RateMeter, RunProgress, make_display
-from forebay.server.cli.run_facts import DISCARD_REASONS
+from forebay.server.findings import DISCARD_REASONS
 
 GROUP_SIZE = 8
 NUM_SUMS = 100
@@ -67,7 +67,7 @@ def command(
     `local`.
     """
     folder = make_folder(data_dir)
-    check_extras()
+    require_extra("local", "torch", "transformers", "jinja2")
     console = make_console()
     console.print("Forebay demo: an engine answers sums, the buffer groups the answers, a trainer reads the groups.\n")
     with Children() as children, ExitStack() as stack:
@@ -82,13 +82,6 @@ def command(
     if progress.view["state"] == "failed" or not trainer.num_rows:
         reason = str(progress.view["reason"]).partition("\n")[0]
         raise ForebayError(f"the run is {progress.view['state']}: {reason}", hint=f"see {folder}/*.log")
-
-
-def check_extras() -> None:
-    """Raise ``MissingExtra`` if the tiny engine could not start. Checks without importing, which would take seconds."""
-    for package in ("torch", "transformers", "jinja2"):
-        if find_spec(package) is None:
-            raise MissingExtra(package, "local")
 
 
 def make_folder(wanted: Path | None) -> Path:

@@ -189,7 +189,7 @@ class EngineBook:
         beyond_s = median(list(map(self.beyond_s, own)))
         first = self._factor(own[: len(_last_of(own))])
         grew = self._factor(_last_of(own)) / first if first > 0 else 1.0
-        cause, part, mine, usual = _slower_part(own, others, self._fixed_s(own))
+        cause, part, mine, usual = _slower_part(own, others, _fixed_s(self._slow_calls(own)))
         if name == SHARED:
             cause = "shared_engines"
         return SlowEngine(cause, part, mine, usual, factor, beyond_s, grew)
@@ -200,29 +200,17 @@ class EngineBook:
             (call, call.work_s - need) for call in own if call.work_s > _SLOWER_CALL * (need := self.expected_s(call))
         ]
 
-    def _fixed_s(self, own: Sequence[WorkCall]) -> float:
-        """What slow calls take longer, if these are fixed seconds rather than a factor; else 0.0."""
-        slow = self._slow_calls(own)
-        beyond_s = median([beyond for _, beyond in slow])
-        factor = median([call.work_s / (call.work_s - beyond) for call, beyond in slow if call.work_s > beyond])
-        fixed = median([abs(beyond - beyond_s) for _, beyond in slow])
-        by_factor = median([abs(call.work_s - factor * (call.work_s - beyond)) for call, beyond in slow])
-        return beyond_s if fixed < _FIXED * by_factor else 0.0
-
     def _silence(self, name: str, own: Sequence[WorkCall]) -> SlowEngine | None:
         """The engine as one that was silent once: all its open calls took the same seconds longer."""
-        slow = self._slow_calls(own)
-        beyond_s = median([beyond for _, beyond in slow])
-        slow = [(call, beyond) for call, beyond in slow if beyond > _HALF * beyond_s]
+        all_slow = self._slow_calls(own)
+        beyond_s = median([beyond for _, beyond in all_slow])
+        slow = [(call, beyond) for call, beyond in all_slow if beyond > _HALF * beyond_s]
         is_alike = median([abs(beyond - beyond_s) for _, beyond in slow]) < _ALIKE * beyond_s
-        if not (is_alike and len(slow) < _MOST_SLOW * len(own)) and not self._fixed_s(own):
-            return None
-        num_requests = len({call.request for call, _ in slow})
-        if num_requests < max(2.0, _SILENT_SHARE * len({call.request for call in own})):
-            return None
-        if beyond_s < _HALF * median([call.work_s - beyond for call, beyond in slow]):
-            return None
-        if name in self.slow and own[0].network_s is not None and self.slow[name].part != "decode":
+        is_fixed = (is_alike and len(slow) < _MOST_SLOW * len(own)) or _fixed_s(all_slow) > 0
+        num_requests, of = len({call.request for call, _ in slow}), len({call.request for call in own})
+        is_long = beyond_s >= _HALF * median([call.work_s - beyond for call, beyond in slow])
+        is_explained = name in self.slow and own[0].network_s is not None and self.slow[name].part != "decode"
+        if not (is_fixed and is_long) or num_requests < max(2.0, _SILENT_SHARE * of) or is_explained:
             return None
         begins, ends = sorted(call.begin_s for call, _ in slow), sorted(call.end_s for call, _ in slow)
         open_s = percentile(ends, 100 * _TRIMMED) - percentile(begins, 100 - 100 * _TRIMMED)
@@ -230,6 +218,15 @@ class EngineBook:
         if open_s < _TOGETHER * beyond_s or median(before) >= _HALF * beyond_s:
             return None
         return SlowEngine("stalled_engine", "", beyond_s, 0.0, 1.0, beyond_s, 1.0)
+
+
+def _fixed_s(slow: Sequence[tuple[WorkCall, float]]) -> float:
+    """What slow calls take longer, if these are fixed seconds rather than a factor; else 0.0."""
+    beyond_s = median([beyond for _, beyond in slow])
+    factor = median([call.work_s / (call.work_s - beyond) for call, beyond in slow if call.work_s > beyond])
+    fixed = median([abs(beyond - beyond_s) for _, beyond in slow])
+    by_factor = median([abs(call.work_s - factor * (call.work_s - beyond)) for call, beyond in slow])
+    return beyond_s if fixed < _FIXED * by_factor else 0.0
 
 
 def _last_of(own: Sequence[WorkCall]) -> Sequence[WorkCall]:

@@ -74,7 +74,6 @@ def _is_worth(finding: Finding) -> bool:
 class _Contribution:
     """Seconds that one cause cost a wait."""
 
-    request: Request
     excess: Excess
     seconds: float
     path: EventPath
@@ -139,7 +138,7 @@ def _of_failures(request: Request, seconds: float) -> _Contribution:
     excess = Excess("failures", {"retry": seconds})
     why = f"the tool {tool} raised" if tool else kind
     text = f"{subject(path)} lost {COST} to {len(request.failed)} failed attempts ({why})"
-    return _Contribution(request, excess, seconds, path, text)
+    return _Contribution(excess, seconds, path, text)
 
 
 def _contribution(request: Request, excess: Excess, seconds: float, usual: UsualRequest) -> _Contribution:
@@ -147,35 +146,26 @@ def _contribution(request: Request, excess: Excess, seconds: float, usual: Usual
         slow = usual.book.slow[excess.engine]
         engine = "" if excess.engine == SHARED else excess.engine
         path = EventPath(worker=engine, event=slow.part or "engine")
-        return _Contribution(request, excess, seconds, path, slow_engine_text(engine, slow))
+        return _Contribution(excess, seconds, path, slow_engine_text(engine, slow))
+    turn = None if excess.turn is None else request.turns[excess.turn]
     path = EventPath(
-        worker=excess.engine or _engine_of(request, excess.turn),
+        worker=excess.engine or (turn.engine if turn else "") or request.worker,
         group=request.group,
         request=request.request_id,
         turn=excess.turn,
-        event=_event_of(request, excess),
+        event=_tool_of(request, excess.phase, turn) if excess.cause == "tool" else excess.phase,
     )
     what = happened(excess.cause, path.event, request.sampled_tokens, usual.tokens, is_by_all=excess.is_by_all)
-    return _Contribution(request, excess, seconds, path, f"{subject(path, len(request.turns))} {what}")
+    return _Contribution(excess, seconds, path, f"{subject(path, len(request.turns))} {what}")
 
 
-def _event_of(request: Request, excess: Excess) -> str:
-    """The phase; for a tool its name, if known."""
-    phase = excess.phase
-    if excess.cause != "tool":
-        return phase
+def _tool_of(request: Request, phase: str, turn: TurnTimes | None) -> str:
+    """The name of the tool, if known, else the phase."""
     own = [event for event in request.events if event.name == phase and event.info.get("tool")]
     if own:
         return str(max(own, key=_seconds_of).info["tool"])
-    named = request.turns[excess.turn].tools if excess.turn is not None else ()
+    named = turn.tools if turn else ()
     return named[0] if len(named) == 1 else phase
-
-
-def _engine_of(request: Request, turn: int | None) -> str:
-    """The engine of the slow turn."""
-    if turn is not None and turn < len(request.turns):
-        return request.turns[turn].engine or request.worker
-    return request.worker
 
 
 def _together(summary: StepSummary, contributions: Iterable[_Contribution]) -> Iterator[Finding]:
@@ -197,7 +187,7 @@ def _described(step: str, wait: PathOfWait, usual: UsualRequest, found: Sequence
     request = wait.request
     assert request is not None
     place = EventPath(group=request.group, worker=request.worker, request=request.request_id)
-    nothing = _Contribution(request, Excess("", {"": 0.0}), 0.0, place, f"{subject(place)} ended last")
+    nothing = _Contribution(Excess("", {"": 0.0}), 0.0, place, f"{subject(place)} ended last")
     worst = max(found, key=lambda each: each.seconds, default=nothing)
     return OutlierRequest(
         step=step,
@@ -223,26 +213,12 @@ def _seconds_of(event: Event) -> float:
 
 
 def _turn(turn: TurnTimes, request: Request) -> dict[str, Any]:
-    return {
-        "number": turn.number,
-        "begin_s": turn.begin_s - request.begin_s,
-        "seconds": turn.end_s - turn.begin_s,
-        "engine": turn.engine,
-        "tokens": turn.sampled_tokens,
-        "finish_reason": turn.finish_reason,
-        "phases": turn.phases,
-    }
+    times = {"begin_s": turn.begin_s - request.begin_s, "seconds": turn.end_s - turn.begin_s}
+    facts = {"engine": turn.engine, "tokens": turn.sampled_tokens, "finish_reason": turn.finish_reason}
+    return {"number": turn.number, **times, **facts, "phases": turn.phases}
 
 
 def _event(event: Event, request: Request) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "name": event.name,
-        "begin_s": event.begin_s - request.begin_s,
-        "seconds": _seconds_of(event),
-        "turn": event.turn,
-    }
-    if event.is_open:
-        shown["is_open"] = True
-    if "load" in event.info:
-        shown["load"] = event.info["load"]
-    return shown
+    begin_s, more = event.begin_s - request.begin_s, {"is_open": True} if event.is_open else {}
+    more |= {"load": event.info["load"]} if "load" in event.info else {}
+    return {"name": event.name, "begin_s": begin_s, "seconds": _seconds_of(event), "turn": event.turn, **more}

@@ -1,11 +1,11 @@
 """What failed in a run: attempts and the time they took, by kind and tool, and a run that delivered nothing."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from forebay.telemetry.analysis.causes.wording import of_run
 from forebay.telemetry.analysis.report import Finding, StepSummary
-from forebay.telemetry.analysis.timeline import ProfileStep, Request
+from forebay.telemetry.analysis.timeline import ProfileStep
 from forebay.telemetry.numbers import counted, seconds_text
 
 _MOST = 4
@@ -34,7 +34,7 @@ class Failures:
             if request.discarded:
                 self._discarded[request.discarded] += 1
             if request.ending == "failed":
-                self._failed[_last_kind(request)] += 1
+                self._failed[request.failed[-1].kind if request.failed else "failed"] += 1
             for attempt in request.failed:
                 name = f"the tool {attempt.tool} raised" if attempt.tool else attempt.kind
                 self._num[name] += 1
@@ -43,11 +43,9 @@ class Failures:
     def sentences(self) -> Iterator[str]:
         """Attempts and seconds by what failed."""
         if self._num:
-            why = ", ".join(f"{name} {number:,} ({seconds_text(self._seconds[name])})" for name, number in self._most())
+            most = sorted(self._seconds, key=lambda name: -self._seconds[name])[:_MOST]
+            why = ", ".join(f"{name} {self._num[name]:,} ({seconds_text(self._seconds[name])})" for name in most)
             yield f"{self._num.total():,} of {counted(self._num_attempts, 'attempt')} failed: {why}."
-
-    def _most(self) -> Iterable[tuple[str, int]]:
-        return sorted(self._num.items(), key=lambda item: -self._seconds[item[0]])[:_MOST]
 
     def findings(self, steps: Sequence[StepSummary]) -> Iterator[Finding]:
         """A finding on a run that delivered nothing, although rollouts ended: the trainer waited in vain."""
@@ -62,7 +60,3 @@ class Failures:
         (event, _), *_ = [*self._failed.most_common(1), *self._discarded.most_common(1), ("", 0)]
         seconds = sum(step.seconds if step.wait_s is None else step.wait_s for step in steps)
         yield of_run(steps, "nothing_delivered", seconds, text, event)
-
-
-def _last_kind(request: Request) -> str:
-    return request.failed[-1].kind if request.failed else "failed"

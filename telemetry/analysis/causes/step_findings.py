@@ -1,7 +1,7 @@
 """What costs a step as a whole: a late trainer, small reads, a blocked loop, hooks, delivery, a late worker, waste."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from statistics import fmean
 
 from forebay.telemetry.analysis.causes.request_excess import MIN_DEVIATION
@@ -148,11 +148,9 @@ def late_worker(step: ProfileStep, summary: StepSummary, path: CriticalPath, slo
     others = [own for name, own in by_worker.items() if name != worker]
     number = fmean(map(len, others))
     # A single request that ends late has another reason than the number of requests.
-    usual_s = median([_usual_end_s(own) for own in others]) - begin_s
-    if (
-        len(by_worker[worker]) <= max(_MORE * number, _FEW_REQUESTS)
-        or _usual_end_s(by_worker[worker]) - begin_s <= _MORE * usual_s
-    ):
+    middle_s = {name: median([each.end_s for each in own]) - begin_s for name, own in by_worker.items()}
+    is_late = middle_s.pop(worker) > _MORE * median(list(middle_s.values()))
+    if not is_late or len(by_worker[worker]) <= max(_MORE * number, _FEW_REQUESTS):
         return None
     if summary.wait_s is not None:
         seconds = min(seconds, summary.wait_s)
@@ -161,10 +159,6 @@ def late_worker(step: ProfileStep, summary: StepSummary, path: CriticalPath, slo
         f"it had {len(by_worker[worker])} requests, they had {number:.0f} each"
     )
     return of_step(summary, "barrier", seconds, text, EventPath(worker=worker, event="barrier_wait"))
-
-
-def _usual_end_s(requests: Sequence[Request]) -> float:
-    return median([request.end_s for request in requests])
 
 
 def _waste(step: ProfileStep, summary: StepSummary) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from forebay.telemetry.analysis.causes.kinds import ENGINE, MIN_S, MIN_SHARE
 from forebay.telemetry.analysis.causes.request_excess import MIN_DEVIATION
 from forebay.telemetry.analysis.causes.wording import of_run, of_step
 from forebay.telemetry.analysis.report import EventPath, Finding, StepSummary
-from forebay.telemetry.analysis.robust import correlation, deviation_of, log_deviations, median, variation
+from forebay.telemetry.analysis.robust import correlation, deviation_of, log_deviations, median, median_slope, variation
 from forebay.telemetry.numbers import seconds_text
 
 MIN_STEPS = 5
@@ -129,12 +129,9 @@ def _trends(steps: Sequence[StepSummary]) -> Iterator[Finding]:
 
 def _growing(values: Sequence[float]) -> list[float] | None:
     """The line through ``values`` (Theil and Sen), if it surely grows."""
-    number = len(values)
-    slope = median(
-        [(values[right] - values[left]) / (right - left) for left in range(number) for right in range(left + 1, number)]
-    )
+    slope = median_slope(values)
     base = median([value - slope * place for place, value in enumerate(values)])
-    line = [base + slope * place for place in range(number)]
+    line = [base + slope * place for place in range(len(values))]
     scatter = median([abs(value - each) for value, each in zip(values, line, strict=True)])
     growth = line[-1] - line[0]
     is_sure = growth > _SURELY * scatter and base > 0 and growth > _MIN_GROWTH * base

@@ -76,17 +76,16 @@ def happened(cause: str, phase: str, tokens: float, usual_tokens: float, *, is_b
 
 def slow_engine_text(engine: str, slow: SlowEngine) -> str:
     """Compares an engine with the others, with ``COST`` for its seconds."""
+    mine, others = seconds_text(slow.mine), seconds_text(slow.others)
     if slow.cause == "shared_engines":
         text = f"another run uses the same engines: calls take {slow.factor:.3g} times as long as at other times"
     elif slow.cause == "network":
-        mine, others = seconds_text(slow.mine), seconds_text(slow.others)
         text = f"each call to engine {engine} takes {mine} outside the engine, where others take {others}"
     elif slow.part == "prefill":
-        mine, others = seconds_text(slow.mine), seconds_text(slow.others)
         text = f"engine {engine} takes {mine} for the prompt of a call, where others take {others}"
         text += ", because less of it is in its prefix cache" if slow.cause == "cold_cache" else ""
     elif slow.cause == "stalled_engine":
-        text = f"engine {engine} produced nothing for {seconds_text(slow.mine)}, for any of its calls"
+        text = f"engine {engine} produced nothing for {mine}, for any of its calls"
     else:
         text = f"engine {engine} makes {_rate(slow.mine)} tokens/s per request, where others make {_rate(slow.others)}"
     if slow.grew > 1.15 and slow.cause == "slow_engine":

@@ -10,7 +10,8 @@ from typing import cast
 
 import pytest
 
-from forebay.buffer.store.index import SCHEMA_VERSION, Index
+from forebay.buffer.store import index, log_writer
+from forebay.buffer.store.index import SCHEMA_VERSION, Feeder, Index
 from forebay.buffer.store.journal import JournalStore
 from forebay.core.errors import StorageFailed
 from forebay.core.group import GroupState
@@ -268,3 +269,33 @@ async def test_a_lock_on_the_index_is_no_damage(filled: tuple[Path, Answers], mo
     async with JournalStore(path) as store:
         assert await answers(store) == expected
     assert not list(path.glob("index.sqlite.damaged-*"))
+
+
+async def test_a_query_lets_samples_be_stored_before_the_index_is_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "IDLE_S", 60.0)  # nothing but a query feeds the index
+    monkeypatch.setattr(index, "SLICE_ENTRIES", 16)
+    feed, loop = Feeder.feed, asyncio.get_running_loop()
+    stored: list[str] = []
+    num_stored: list[int] = []
+
+    async def store_more(number: int) -> None:
+        await store.append([make_sample(number)], b"x")
+        stored.append(f"{number:04d}")
+
+    def feed_and_store(feeder: Feeder) -> None:
+        feed(feeder)
+        num_stored.append(len(stored))
+        asyncio.run_coroutine_threadsafe(store_more(100 + len(num_stored)), loop)
+
+    async with JournalStore(tmp_path) as store:
+        for number in range(100):
+            await store.append([make_sample(number)], b"x")
+        monkeypatch.setattr(Feeder, "feed", feed_and_store)
+        uids = await all_uids(store, "run-1")
+        assert uids >= {f"{number:04d}" for number in range(100)}
+        assert len(num_stored) == 7
+        assert 0 < num_stored[-1] <= 6
+        monkeypatch.undo()
+        assert await all_uids(store, "run-1") >= {*uids, *stored}

@@ -5,6 +5,7 @@ import json
 import random
 import time
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -31,6 +32,8 @@ async def agent(task: AgentTask) -> str:
     messages.append(message.model_dump(exclude_none=True))
     if task.row.get("fault") == "blocked_loop" and not BLOCKED:
         BLOCKED.append(task.instance_id)
+        while not Path(task.row["begun"]).exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.01)
         time.sleep(task.row["seconds"])  # noqa: ASYNC251 - that is the fault
     for call in message.tool_calls or ():
         await asyncio.sleep(json.loads(call.function.arguments)["seconds"])

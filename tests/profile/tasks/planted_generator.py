@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 from forebay.generators.base import BaseGenerator, single_turn
@@ -27,6 +28,8 @@ async def rollout_func(client: Any, messages: list[dict[str, Any]], params: dict
     messages += await tools.answer(messages[-1]["tool_calls"])
     row = client.rollout.row
     if row.get("fault") == "blocked_loop" and client.rollout.slot == 0:
+        while not Path(row["begun"]).exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.01)
         time.sleep(row["seconds"])  # noqa: ASYNC251 - that is the fault
     return await single_turn(client, messages, params, tools.definitions)
 
