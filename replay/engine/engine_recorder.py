@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -106,17 +106,28 @@ class UpstreamRecording:
         """Credentials that the engine refused for some of its facts."""
         self._asking = asyncio.Lock()
 
-    async def relay(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> tuple[int, int] | None:
-        """Forward a request and its reply. Returns the call's number and record offset, or None if it was not recorded.
+    async def relay(
+        self,
+        request: CallRequest,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        on_recorded: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Forward a request and its reply. If it is recorded, call ``on_recorded`` with its number and record offset.
 
         Raises ``EngineUnavailable`` if the engine does not answer.
         """
         position = self.writer.reserve()
-        reply = await self._upstream.relay(request, scope, receive, send)
-        if not self._is_kept(request, reply):
-            return None
-        offset = self.writer.put(position, request, _storable(request, reply))
-        return None if offset is None else (position.seq, offset)
+
+        def keep(reply: CallReply) -> None:
+            if not self._is_kept(request, reply):
+                return
+            offset = self.writer.put(position, request, _storable(request, reply))
+            if offset is not None and on_recorded is not None:
+                on_recorded(position.seq, offset)
+
+        await self._upstream.relay(request, scope, receive, send, keep)
 
     async def ask_facts(self, headers: Headers) -> None:
         """Record the engine's facts about itself as soon as it answers; does nothing once they are recorded.

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 
 import httpx
@@ -57,12 +58,16 @@ class Upstream:
                 await reply.aclose()
         return CallReply(reply.status_code, reply.headers.get("content-type", ""), [(0.0, content)])
 
-    async def relay(self, request: CallRequest, scope: Scope, receive: Receive, send: Send) -> CallReply:
-        """Answer a request with the engine's reply. Returns what arrived of it, also if the client left early.
+    async def relay(
+        self, request: CallRequest, scope: Scope, receive: Receive, send: Send, keep: Callable[[CallReply], None]
+    ) -> None:
+        """Answer a request with the engine's reply. ``keep`` is called with what arrived of it.
 
-        Raises ``EngineError`` if nothing arrived; nothing has been sent then.
+        A whole reply is kept before the client has its end, so that the client's next call finds it.
+
+        Raises ``EngineError`` if nothing arrived; nothing has been sent then, and nothing is kept.
         """
-        relayed = _Relayed(scope, send)
+        relayed = _Relayed(scope, send, keep)
         relaying = asyncio.create_task(self._pass_on(request, scope, relayed))
         leaving = asyncio.create_task(until_gone(receive))
         try:
@@ -73,7 +78,8 @@ class Upstream:
             await asyncio.gather(relaying, leaving, return_exceptions=True)
         if not relaying.cancelled():
             relaying.result()
-        return relayed.reply
+        if not relayed.is_whole:
+            keep(relayed.reply)
 
     async def _pass_on(self, request: CallRequest, scope: Scope, relayed: "_Relayed") -> None:
         reply = await self._sent(request.method, target_of(scope), request.body, scope["headers"])
@@ -105,21 +111,23 @@ class Upstream:
 class _Relayed:
     """A reply on its way to a client. Unless it is a stream, it is sent and stored as one part."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, keep: Callable[[CallReply], None]) -> None:
         self.is_begun = False
         """Whether any part was sent."""
+        self.is_whole = False
         self._scope = scope
         self._send = send
+        self._keep = keep
         self._began_s = time.monotonic()
         self._status: int = HTTPStatus.OK
         self._kind = ""
-        self._is_stream = self._is_whole = False
+        self._is_stream = False
         self._parts: list[Part] = []
 
     @property
     def reply(self) -> CallReply:
         """The reply as far as it has arrived."""
-        return CallReply(self._status, self._kind, self._parts, self._is_whole)
+        return CallReply(self._status, self._kind, self._parts, self.is_whole)
 
     async def begin(self, reply: httpx.Response) -> None:
         """Take the status and headers."""
@@ -138,12 +146,15 @@ class _Relayed:
 
     async def end(self) -> None:
         """Complete the reply."""
-        self._is_whole = True
+        self.is_whole = True
+        whole = b""
+        if not self._is_stream:
+            whole = self.reply.body
+            self._parts = [(round(time.monotonic() - self._began_s, 6), whole)]
+        self._keep(self.reply)
         if self._is_stream:
             await self._send({"type": "http.response.body", "body": b""})
             return
-        whole = self.reply.body
-        self._parts = [(round(time.monotonic() - self._began_s, 6), whole)]
         await self._start([*self._headers, (b"content-length", b"%d" % len(whole))])
         await self._send({"type": "http.response.body", "body": whole})
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -148,9 +149,7 @@ class ReplayAnswers:
         logger.info("not recorded, asked upstream: %s %s", request.method, request.path)
         self._remember(request)  # before the client has the answer and looks for its call
         await recording.ask_facts(scope["headers"])
-        written = await recording.relay(request, scope, receive, send)
-        if written is not None:
-            self._cassette.add_given(request, *written)
+        await recording.relay(request, scope, receive, send, partial(self._cassette.add_given, request))
 
     async def _miss(self, request: CallRequest, send: Send, reason: str) -> None:
         whose = f" of group and slot {request.lane}" if request.lane else ""

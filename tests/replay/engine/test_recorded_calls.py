@@ -26,6 +26,15 @@ from tests.replay.engine.calls_kit import LIMIT_S, OTHER_RUN, SAYS, all_of, chat
 SLOTS = range(8)
 
 
+async def test_a_call_is_recorded_before_its_client_can_make_the_next(tmp_path: Path) -> None:
+    async with recorded(numbered(), tmp_path / "calls.fbr") as (recorder, _):
+        await chat(recorder.url, 0)
+        first = recorder.num_recorded
+        for number in range(1, 11):
+            await chat(recorder.url, 0)
+            assert recorder.num_recorded == first + number
+
+
 async def test_eight_equal_prompts_get_eight_answers_each_in_its_slot(tmp_path: Path) -> None:
     file = tmp_path / "calls.fbr"
     async with recorded(numbered(), file) as (recorder, _):
