@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SKILL = (Path(__file__).parents[1] / "SKILL.md").read_text(encoding="utf-8")
 
 
@@ -21,9 +23,11 @@ def script(engine_port: int, server_port: int) -> str:
     commands = ["set -eu"]
     for language, block in re.findall(r"^```(sh|python)\n(.*?)^```", SKILL, re.MULTILINE | re.DOTALL):
         commands.append(block if language == "sh" else f"python3 - <<'PYTHON'\n{block}PYTHON\n")
-    return "\n".join(commands).replace("30000", str(engine_port)).replace("8889", str(server_port))
+    ports = {"30000": str(engine_port), "8889": str(server_port)}
+    return re.sub("|".join(ports), lambda found: ports[found[0]], "\n".join(commands))
 
 
+@pytest.mark.timeout(400)
 def test_its_commands_run_one_after_another(tmp_path: Path) -> None:
     engine_port, server_port = free_port(), free_port()
     environment = {
@@ -42,7 +46,7 @@ def test_its_commands_run_one_after_another(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        printed, _ = shell.communicate(timeout=180)
+        printed, _ = shell.communicate(timeout=360)
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
     assert shell.returncode == 0, printed

@@ -33,10 +33,10 @@ def test_the_example_trains_to_the_end_and_remembers_what_is_finished(
             "--poll-s",
             "0.1",
             "--group-timeout-s",
-            "6",
+            "15",
         ]
         command = [sys.executable, str(EXAMPLE / "train.py"), *arguments]
-        trained = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        trained = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert trained.returncode == 0, trained.stderr
     rows = [json.loads(line) for line in (EXAMPLE / "questions.jsonl").read_text().splitlines()]
     finished = json.loads((tmp_path / "checkpoint.json").read_text())

@@ -33,7 +33,7 @@ def start(options, finished):
         # A run whose generator does not report its end, ends this many seconds after its last sample.
         "group_timeout_seconds": str(options.group_timeout_s),
     }
-    httpx.post(f"{options.buffer_url}/start_rollout", json=payload, timeout=10).raise_for_status()
+    httpx.post(f"{options.buffer_url}/start_rollout", json=payload, timeout=60).raise_for_status()
 
 
 def fetch(options):

@@ -83,6 +83,7 @@ def _is_full(face: Face, run: NativeRun) -> bool:
 def test_a_body_waits_while_others_can_finish(face: Face, run: NativeRun) -> None:
     sample = make_sample(uid="waits", text="x" * 1_000_000)
     with ThreadPoolExecutor(1) as pool, begin(face, run, ROOM - 1, ROOM - 1_000) as first:
+        poll_until(lambda: _is_full(face, run))  # all that was sent has been read
         waiting = pool.submit(run.write, sample)
         poll_until(lambda: _is_full(face, run))
         assert not waiting.done()

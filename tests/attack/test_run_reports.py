@@ -14,7 +14,7 @@ from tests.lent import lend_runs, lent_url
 from tests.steady_load import resident_bytes
 
 NUM_REPORTS = 100
-LONGEST_S = 2.0
+LONGEST_S = 10.0
 WORKER = {
     "number": 0,
     "node": "",
@@ -125,10 +125,13 @@ def test_a_report_that_changes_nothing_is_not_journalled(lent: Lent) -> None:
     }
     assert lent.report(**report).is_success
     del report["opened"]
-    before = journal_bytes(lent.server)
+    num_growths = 0
     for _ in range(NUM_REPORTS):
+        before = journal_bytes(lent.server)
         assert lent.report(**report).is_success
-    assert journal_bytes(lent.server) == before
+        num_growths += journal_bytes(lent.server) != before
+    # The run's active seconds are journalled, too, once in five of them.
+    assert num_growths <= NUM_REPORTS // 20
 
 
 async def test_what_a_run_process_reports_is_cut_to_the_bounds(lent: Lent) -> None:

@@ -33,8 +33,8 @@ def test_a_body_that_retention_has_removed_is_told_in_its_place(tab: Tab, make_s
     expect(tab.page.get_by_role("cell", name=REMOVED)).to_have_count(2)
     expect(tab.page.get_by_text("No body can be shown.")).to_be_visible()
     tab.page.get_by_role("link", name="slot 0").click()
-    expect(tab.page.get_by_text(REMOVED)).to_be_visible()
     expect(tab.page.locator(".fate")).to_have_text("slot 0: ok, reward 0")
+    expect(tab.page.get_by_text(REMOVED)).to_be_visible()
     tab.assert_quiet(server.url)
 
 

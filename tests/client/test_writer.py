@@ -19,9 +19,10 @@ from forebay.client import (
     WriterClosed,
 )
 from forebay.client.sample_writer.protocol import Writing
+from forebay.core import parts
 from forebay.core.errors import InvalidInput, RunNotFound
 from tests.client.faulty_proxy import FaultyProxy
-from tests.kit import NativeRun, ServerProcess, make_group, make_sample, poll_until, write_generator
+from tests.kit import TIME_LIMIT_S, NativeRun, ServerProcess, make_group, make_sample, poll_until, write_generator
 
 NEVER = Limits(max_age_s=3_600)
 TELLS_ADDRESS = """
@@ -291,16 +292,23 @@ async def test_the_awaited_writer_does_the_same(run: NativeRun, proxy: FaultyPro
     assert proxy.is_calm
 
 
-async def test_large_arrays_do_not_block_the_event_loop(run: NativeRun) -> None:
+async def test_large_arrays_do_not_block_the_event_loop(run: NativeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_gone_on, digest_of = threading.Event(), parts.digest_of
+
+    def digest_later(*pieces: bytes | memoryview) -> str:
+        assert has_gone_on.wait(TIME_LIMIT_S)
+        return digest_of(*pieces)
+
+    monkeypatch.setattr(parts, "digest_of", digest_later)
     sample = make_sample(tokens=[*range(1_001)], logprobs=[0.0] * 1_001, loss_mask=[1] * 1_001)
     routes = Rows(numpy.zeros((1_000, 16_384), "uint8"), [(0, 1_000)])
     async with AsyncSampleWriter(run.server.url, run.run_id) as writer:
-        written, num_steps = asyncio.create_task(writer.write({**sample, "arrays": {"routes": routes}})), 0
-        while not written.done():
+        written = asyncio.create_task(writer.write({**sample, "arrays": {"routes": routes}}))
+        for _ in range(10):
             await asyncio.sleep(0)
-            num_steps += 1
+        assert not written.done()
+        has_gone_on.set()
         await written
-    assert num_steps > 5
     assert writer.num_acknowledged == 1
 
 

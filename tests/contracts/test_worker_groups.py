@@ -348,7 +348,7 @@ def test_an_item_that_fails_ends_the_map(four: WorkerGroup) -> None:
         for index, value in four.square_unless(iter(range(10_000)), 7):
             seen.append((index, value))
     assert all(value == index * index for index, value in seen)
-    assert len(seen) < 100
+    assert len(seen) < 5_000
 
 
 def test_an_item_is_tried_again_on_another_worker(two: WorkerGroup) -> None:

@@ -42,7 +42,7 @@ DIGITS: Json = {"max_tokens": 12, "extra_body": {"regex": "[0-9]{8,11}"}}
 """The tokens of such a reply are the same in the next prompt."""
 VANISHING: Json = {"max_tokens": 40, "logit_bias": {"1": 100}, "extra_body": {"ignore_eos": True}}
 """The reply has tokens without text, so the next prompt is shorter than the tokens so far."""
-LONG: Json = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
+LONG: Json = {"max_tokens": 1_000, "extra_body": {"ignore_eos": True}}
 EQUAL: Json = {"max_tokens": 16, "extra_body": {"ignore_eos": True}}
 """All choices have as many tokens."""
 NUM_FORKS, NUM_STREAMS = 20, 12
@@ -231,7 +231,7 @@ class RecordedArrays:
             await answer
 
         (sample,) = (await stage.run(aborted)).samples
-        assert sum(sample["loss_mask"]) == 300
+        assert sum(sample["loss_mask"]) == LONG["max_tokens"]
         assert '"abort"' in "".join(stage.replies)
 
     async def test_each_choice_of_a_whole_reply_has_its_rows(self, stage: Stage) -> None:

@@ -312,7 +312,7 @@ class EngineWire:
 
     @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
     async def test_a_pause_holds_what_runs_and_what_comes(self, wire: Wire, mode: str) -> None:
-        call = asyncio.create_task(wire.chat(250, **TOLD))
+        call = asyncio.create_task(wire.chat(800, **TOLD))
         await wire.wait_load(1)
         check(await wire.post("/pause_generation", mode=mode), {"message": str, "status": "ok"})
         assert await wire.load() == (0 if mode == "abort" else 1)

@@ -18,7 +18,7 @@ def answer(call: ScriptedCall) -> Reply:
         return Reply(text=f"{call.number % 2}{call.number:015}", queue_s=delay_s, finish_reason="length")
     if (call.limit or 0) < 100:
         return Reply(text=f"{random.randrange(10**9)}")
-    return Reply(text=("123456789 " * 80)[len(call.said) :], tokens_per_s=500.0)
+    return Reply(text=("123456789 " * 150)[len(call.said) :], tokens_per_s=500.0)
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ async def test_weights_change_in_a_pause(server: FakeVLLM, mode: PauseMode) -> N
         name = await weight_updates.update(workers, "/models/7", 7, mode)
         # A server that was started again does not know the kind of what it has to resume.
         again = [SGLANG.admin(http, server.url)]
-        assert await weight_updates.resume(again, 5) == []
+        assert await weight_updates.resume(again, 60) == []
         assert (server.paused, server.weight_version, name) == (None, "7", "7")
         assert [each["model_path"] for each in server.weight_updates] == ["/models/7"]
         if mode == "in_place":

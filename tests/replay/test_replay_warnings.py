@@ -1,5 +1,6 @@
 """What the reply to the start of a replay warns of: groups that it leaves out, weight versions, changed code."""
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ def test_a_run_that_still_runs_is_replayed_with_the_count_of_groups_left_out(
 ) -> None:
     answers, rest = Answers(), threading.Event()
 
-    def answer(call: ScriptedCall) -> str:
+    async def answer(call: ScriptedCall) -> str:
         if call.messages[-1]["content"] not in ("a", "b"):
-            rest.wait(60)
+            await asyncio.to_thread(rest.wait, 60)
         return answers(call)
 
     rows, path = write_rows(tmp_path / "rows.jsonl", list("abcdef")), tmp_path / "a.fbr"

@@ -66,7 +66,7 @@ async def load_of(url: str) -> int:
 
 async def until_in_the_middle(url: str, num_calls: int, num_tokens: int = 30) -> None:
     """Return when so many calls run and have about so many tokens each, or more."""
-    async with httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
+    async with asyncio.timeout(2 * TIME_LIMIT_S), httpx.AsyncClient(timeout=TIME_LIMIT_S) as http:
         while True:
             (rank,) = (await http.get(f"{url}/v1/loads", params={"include": "core"})).json()["loads"]
             if rank["num_running_reqs"] == num_calls and rank["num_used_tokens"] >= num_calls * num_tokens:

@@ -24,6 +24,8 @@ from tests.slime.trainer import Checkpoint, SlimeTrainer
 GROUP_SIZE = 4
 EPOCHS = 3
 STYLES = ["plain", "five_functions", "transforming"]
+OPEN_AT_RESTART = {"group_timeout_seconds": 20}
+"""A group that is open when a process ends lives until the next one fills it, on a busy machine too."""
 Payload = dict[str, Any]
 MakePayload = Callable[..., Payload]
 
@@ -127,7 +129,7 @@ def test_killed_in_the_second_of_three_epochs_only_what_is_missing_is_generated(
     server: ServerProcess, stream: str, payload: MakePayload, style: str
 ) -> None:
     with CountingEngine(budget=9 * GROUP_SIZE + 2) as engine:
-        body = payload(task_type=style, remote_engine_url=engine.url, num_process="3")
+        body = payload(task_type=style, remote_engine_url=engine.url, num_process="3", **OPEN_AT_RESTART)
         first = SlimeTrainer(stream, body).start()
         run = run_of(server, first)
         wait_for_samples(run, 9 * GROUP_SIZE + 2)
@@ -180,7 +182,7 @@ def test_one_of_two_trainers_restarts_and_the_other_notices_nothing(
     server: ServerProcess, stream: str, payload: MakePayload
 ) -> None:
     with CountingEngine(budget=0) as engine:
-        body = payload(remote_engine_url=engine.url, num_epoch="2")
+        body = payload(remote_engine_url=engine.url, num_epoch="2", **OPEN_AT_RESTART)
         left, right = (SlimeTrainer(f"{stream[:-5]}{name}", body).start() for name in ("left", "right"))
         engine.allow(2 * 6 * GROUP_SIZE)
         poll_until(lambda: sum(held(run_of(server, left)).values()) >= 3)
@@ -260,8 +262,7 @@ def test_the_server_is_killed_in_the_middle_and_the_trainer_polls_on(
 ) -> None:
     server = make_server(generators=tasks, start_wait_s=60)
     with CountingEngine(budget=7 * GROUP_SIZE + 1) as engine:
-        # The group that is open when the server is killed lives until it is back, on a busy machine too.
-        body = payload(task_type=style, remote_engine_url=engine.url, group_timeout_seconds=20)
+        body = payload(task_type=style, remote_engine_url=engine.url, **OPEN_AT_RESTART)
         trainer = SlimeTrainer(server.url, body).start()
         run = run_of(server, trainer)
         wait_for_samples(run, 7 * GROUP_SIZE + 1)
@@ -273,7 +274,7 @@ def test_the_server_is_killed_in_the_middle_and_the_trainer_polls_on(
             training = pool.submit(trainer.steps_to_the_end)
             server.restart()
             engine.allow(None)
-            training.result(60)
+            training.result(120)
         assert_exact([], trainer)
         assert engine.taken() == missing_calls(before)
 

@@ -30,7 +30,7 @@ def test_groups_of_a_run_killed_before_its_first_checkpoint_are_told_of_and_come
         "num_repeat_per_sample": str(GROUP_SIZE),
         "remote_engine_url": engine.url,
         "input_file": str(input_file),
-        "group_timeout_seconds": 2,
+        "group_timeout_seconds": 10,
     }
     first = SlimeTrainer(url, payload).start()
     run = SlimeRun(server, first.run_id, "/s/early")

@@ -112,7 +112,7 @@ class SlimeTrainer:
         return rows, metas
 
     def _poll(self) -> dict[str, Any]:
-        until_s = time.monotonic() + TIME_LIMIT_S
+        until_s = time.monotonic() + 2 * TIME_LIMIT_S
         while time.monotonic() < until_s:
             try:
                 answer = httpx.post(f"{self.url}/get_rollout_data", json={}, timeout=100, verify=NO_TLS)

@@ -11,7 +11,7 @@ import pytest
 from forebay.telemetry.tracing.records import Head, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_budget import Removed, enforce_budget
 from tests.kit import poll_until
-from tests.telemetry.trace_kit import RUN, environment, kinds, make_tracer, of_kind, python
+from tests.telemetry.trace_kit import RUN, environment, kinds, make_tracer, of_kind, python, whole_lines
 
 
 def make_segment(folder: Path, number: int, *, pid: int = 7, num_spans: int = 90, num_rollouts: int = 10) -> Path:
@@ -99,7 +99,8 @@ input()
     import subprocess
 
     process = python(program, env=environment(tmp_path), stdin=subprocess.PIPE)
-    poll_until(lambda: kinds(tmp_path)["span"] == 1_000)
+    [path] = poll_until(lambda: list(tmp_path.glob("*.jsonl")))
+    poll_until(lambda: sum(b'"kind":"span"' in line for line in whole_lines(path)) == 1_000)
     assert enforce_budget(tmp_path, 10) == Removed()
     process.communicate("\n", timeout=60)
     assert enforce_budget(tmp_path, 10).spans == 1_000

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.kit import poll_until
-from tests.telemetry.trace_kit import RUN, environment, kinds, lines_of, of_kind, python
+from tests.telemetry.trace_kit import RUN, environment, kinds, lines_of, of_kind, python, whole_lines
 
 PARENT = f"""
 import os, sys, time, random, multiprocessing, threading
@@ -194,11 +194,6 @@ print(random.random())
     assert outputs == {f"{random.Random(42).random()}\n"}
     ids = [line["id"] for line in of_kind(tmp_path, "span")]
     assert len(set(ids)) == len(ids) == 600
-
-
-def whole_lines(path: Path) -> list[bytes]:
-    """All but one that is being written, or is cut off where its process was killed."""
-    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def test_after_kill_9_all_whole_lines_are_readable_and_what_hung_is_open(tmp_path: Path) -> None:

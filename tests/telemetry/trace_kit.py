@@ -29,6 +29,11 @@ def lines_of(folder: Path) -> list[Json]:
     return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
+def whole_lines(path: Path) -> list[bytes]:
+    """All but one that is being written, or is cut off where its process was killed."""
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
 def records_in(folder: Path) -> list[Record]:
     """All records of the files of a trace, in the order of their lines. Raises where a line is none."""
     lines = [line for path in trace_files(folder) for line in path.read_bytes().splitlines(keepends=True)]

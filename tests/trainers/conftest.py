@@ -21,6 +21,9 @@ ENVIRON = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Else its parts have 3.5 seconds to find each other, beside the imports of ten of Ray's processes.
+    "TQ_STORAGE_HANDSHAKE_MAX_RETRIES": "100",
+    "TQ_STORAGE_HANDSHAKE_TIMEOUT": "120",
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
 RunScript = Callable[..., Any]

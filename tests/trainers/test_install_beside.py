@@ -11,7 +11,7 @@ import pytest
 
 from tests.install.conftest import build_wheel, call
 
-pytestmark = [pytest.mark.trainers, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.trainers, pytest.mark.timeout(700)]
 
 BESIDE = ("sglang==0.5.23", "trl==1.16.0", "verl==0.9.1", "vllm==0.33.0")
 
@@ -26,7 +26,7 @@ def resolve(folder: Path, *requirements: str) -> subprocess.CompletedProcess[str
         *requirements,
     ]
     environ = {**os.environ, "PYTHONPATH": str(folder / "pip")}
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_the_client_resolves_beside_each_and_the_server_not_beside_sglang(tmp_path: Path) -> None:

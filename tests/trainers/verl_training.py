@@ -152,7 +152,7 @@ def main(
     os.environ["VERL_FILE_LOGGER_PATH"] = f"{folder}/log.jsonl"
     refusals = [refusal(make_config(folder, [*overrides, each])) for each in refused]
     config = make_config(folder, overrides)
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     tq.init(config.transfer_queue)
     Trainer.kill_at = kill_at
     trainer = Trainer(config)

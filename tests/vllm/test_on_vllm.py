@@ -73,7 +73,7 @@ async def change(url: str, folder: Path, version: int, mode: PauseMode) -> None:
         await weight_updates.wait_idle(workers, mode)
         await weight_updates.update(workers, str(folder), version, mode)
         assert number_of(await workers[0].weight_version() or "") == version
-        assert await weight_updates.resume(workers, 5) == []
+        assert await weight_updates.resume(workers, 60) == []
 
 
 async def until_running(url: str, num_calls: int) -> None:

@@ -162,7 +162,7 @@ def test_a_process_that_ends_is_lost_with_the_reason_and_so_are_its_calls(start:
 
 
 def test_a_process_that_says_nothing_is_lost(start: Start) -> None:
-    worker = start(silence_s=1.0)[0]
+    worker = start(silence_s=5.0)[0]
     worker.started.result(30)
     waiting = call(worker, "wait_forever")
     os.kill(worker.vitals.pid, signal.SIGSTOP)
@@ -174,7 +174,7 @@ def test_a_process_that_says_nothing_is_lost(start: Start) -> None:
 def test_code_that_lets_no_thread_run_is_ended_and_the_log_says_where(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    worker = start(silence_s=1.5)[0]
+    worker = start(silence_s=5.0)[0]
     worker.started.result(30)
     with pytest.raises(WorkerLost, match=r"none of its threads could run for .* shows the blocked line|was silent"):
         call(worker, "keep_the_interpreter", 60).result(30)
@@ -182,17 +182,17 @@ def test_code_that_lets_no_thread_run_is_ended_and_the_log_says_where(
 
 
 def test_code_that_computes_is_not_silent(start: Start) -> None:
-    worker = start(silence_s=5.0)[0]
+    worker = start(silence_s=10.0)[0]
     worker.started.result(30)
     spinning = call(worker, "spin")
     began_s = time.monotonic()
-    poll_until(lambda: time.monotonic() - began_s > 6.0)
-    poll_until(lambda: worker.vitals.silent_s < 5.0)
+    poll_until(lambda: time.monotonic() - began_s > 11.0)
+    poll_until(lambda: worker.vitals.silent_s < 10.0)
     assert not spinning.done()
 
 
 def test_the_memory_of_a_worker_and_a_loop_that_stands_still_are_seen(start: Start, tmp_path: Path) -> None:
-    worker = start(silence_s=5.0)[0]
+    worker = start(silence_s=10.0)[0]
     worker.started.result(30)
     poll_until(lambda: worker.vitals.rss_bytes > 1 << 20)
     assert worker.vitals.blocked_at == ""
@@ -290,7 +290,7 @@ class Here(Worker):
         ctypes.PyDLL(None).sleep(1000)
 
 classes = {"": ClassWithInitArgs(Here)}
-workers = ProcessesBackend(worker_silence_s=5.0).start([WorkerSpec(r, 4, r, 4, 0, classes) for r in range(4)])
+workers = ProcessesBackend(worker_silence_s=10.0).start([WorkerSpec(r, 4, r, 4, 0, classes) for r in range(4)])
 pids = [worker.call(MethodCall("", "programs")).result() for worker in workers]
 for worker, method in zip(workers, ["spin", "sleep", "keep"]):
     worker.call(MethodCall("", method))

@@ -1,12 +1,14 @@
 """Runs whose workers are on a Ray cluster of this machine."""
 
+import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from forebay.engines.scripted import Reply, ScriptedEngine, ThreadedEngine
+from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, ThreadedEngine
 from tests.conftest import MakeServer
 from tests.e2e.payloads import make_payload, numbered_rows
 from tests.kit import Json, ServerProcess, poll_until
@@ -28,8 +30,19 @@ def server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def engine() -> Iterator[ThreadedEngine]:
-    with ScriptedEngine(lambda call: Reply(text="ab"[call.number % 2] * 3, delay_s=0.1)).in_thread() as engine:
+def gate() -> threading.Event:
+    """Closed; the engine answers nothing before it is open."""
+    return threading.Event()
+
+
+@pytest.fixture
+def engine(gate: threading.Event) -> Iterator[ThreadedEngine]:
+    async def script(call: ScriptedCall) -> Reply:
+        while not gate.is_set():  # noqa: ASYNC110 - another thread opens it
+            await asyncio.sleep(0.005)
+        return Reply(text="ab"[call.number % 2] * 3, delay_s=0.1)
+
+    with ScriptedEngine(script).in_thread() as engine:
         yield engine
 
 
@@ -38,8 +51,11 @@ def payload_of(folder: Path, engine: ThreadedEngine, task: str, num_rows: int, *
     return make_payload(folder, engine.url, numbered_rows(num_rows), **{**numbers, **changes})
 
 
-def test_a_run_on_ray_fills_every_slot_once(server, engine, tmp_path) -> None:
+def test_a_run_on_ray_fills_every_slot_once(server, engine, gate, tmp_path) -> None:
     run = server.start_run(group_size=GROUP_SIZE, **payload_of(tmp_path, engine, "counted", 6))
+    # Ray brings lines of workers to the log while the run lives.
+    poll_until(lambda: sum("before False" in line for line in log_of(run)) == 2)
+    gate.set()
     view = wait_end(run)
     assert (view["samples"]["member"], view["samples"].get("duplicate", 0)) == (6 * GROUP_SIZE, 0)
     summaries = summaries_of(server, run)
@@ -48,7 +64,7 @@ def test_a_run_on_ray_fills_every_slot_once(server, engine, tmp_path) -> None:
     assert sum("before False" in line for line in log_of(run)) == 2
 
 
-def test_a_killed_actor_costs_no_rollout(server, engine, tmp_path) -> None:
+def test_a_killed_actor_costs_no_rollout(server, engine, gate, tmp_path) -> None:
     import psutil
 
     run = server.start_run(
@@ -59,6 +75,7 @@ def test_a_killed_actor_costs_no_rollout(server, engine, tmp_path) -> None:
         lambda: [int(line.split(" in ")[1].split()[0]) for line in log_of(run) if "before False in" in line]
     )
     psutil.Process(pids[0]).kill()
+    gate.set()
     view = wait_end(run)
     assert (view["samples"]["member"], view["samples"].get("failed", 0)) == (40 * GROUP_SIZE, 0)
 

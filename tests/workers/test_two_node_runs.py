@@ -135,7 +135,7 @@ def test_a_node_without_the_runs_folder_takes_part_in_log_and_trace(head) -> Non
 
 
 def test_a_killed_lead_and_a_killed_server_leave_no_process_on_any_node(head) -> None:
-    run = head.start("agents", 20, num_process=4)
+    run = head.start("agents", 60, num_process=4)
     for number, kill in enumerate((lambda: run_process_of(head.server).kill(), head.server.kill9), 1):
         poll_until(lambda: len(head.workers()) == sum(WORKERS), 60)
         wait_ready(run)
@@ -146,7 +146,7 @@ def test_a_killed_lead_and_a_killed_server_leave_no_process_on_any_node(head) ->
         assert left == []
     assert not head.workers()
     head.server.restart()
-    check_exact(run, 20)
+    check_exact(run, 60)
 
 
 def test_what_one_node_cannot_reach_is_said_with_its_field(head) -> None:
@@ -161,8 +161,10 @@ def test_what_one_node_cannot_reach_is_said_with_its_field(head) -> None:
 
 
 def test_a_node_that_dies_costs_no_sample_and_its_rollouts_begin_elsewhere(head) -> None:
+    head.gate.clear()
     run = head.start("agents", 40, num_process=8, max_attempts=1)
     wait_ready(run)
+    head.gate.set()
     poll_until(lambda: run.view()["samples"].get("member", 0) >= 8, 60)
     killed_ns = time.time_ns()
     head.nodes.kill(1)

@@ -18,13 +18,15 @@ def pad_group_data(group, group_size):
     return group
 """
 EXAM = """
-import json
+import json, threading
 from urllib.request import Request, urlopen
 TASK_TYPE = "exam"
 
 def run_rollout(data):
     with open(data["input_file"]) as file:
         rows = [json.loads(line) for line in file]
+    if not rows:  # it is the test that stops it
+        threading.Event().wait()
     for row in rows:
         for slot, reward in enumerate(row["rewards"]):
             outcome = {"status": "failed", "error": "no answer"} if reward is None else {"reward": reward}

@@ -67,8 +67,8 @@ async def test_what_is_much_too_long_or_too_deep_is_refused(http: httpx.AsyncCli
     ("path", "body"),
     # Long enough for the last to come while the first is under way, on a busy machine too.
     [
-        ("/generate", {"text": "a", "sampling_params": PARAMS | {"max_new_tokens": 250}, "rid": "same"}),
-        (CHAT, chat(rid="same", max_tokens=250)),
+        ("/generate", {"text": "a", "sampling_params": PARAMS | {"max_new_tokens": 1_000}, "rid": "same"}),
+        (CHAT, chat(rid="same", max_tokens=1_000)),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

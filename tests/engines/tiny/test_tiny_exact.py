@@ -14,7 +14,7 @@ LIMIT_S = 60.0
 CLOSE = 1e-4
 TALK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": question(3, 5)}]}
 TOLD: dict[str, Any] = {"return_token_ids": True, "logprobs": True, "return_meta_info": True}
-LONG: dict[str, Any] = {"max_tokens": 1_200, "ignore_eos": True, **TOLD}
+LONG: dict[str, Any] = {"max_tokens": 7_000, "ignore_eos": True, **TOLD}
 """So long that whoever looks at it now and then finds it under way."""
 
 

@@ -19,7 +19,7 @@ from tests.sglang.partial_kit import (
     write_rows,
 )
 
-NUM_TURNS, BUDGET = 3, 150
+NUM_TURNS, BUDGET = 3, 800
 OLD, NEW = 1, 2
 MAX_DELTA = 1e-4
 
@@ -31,7 +31,7 @@ async def change(engine_url: str, folder: Path, mode: PauseMode) -> None:
         await weight_updates.pause(workers, mode)
         await weight_updates.wait_idle(workers, mode)
         await weight_updates.update(workers, str(folder), NEW, mode)
-        assert await weight_updates.resume(workers, 5) == []
+        assert await weight_updates.resume(workers, 60) == []
 
 
 async def samples_across_an_update(engine_url: str, other_folder: Path, mode: PauseMode, folder: Path) -> list[Json]:

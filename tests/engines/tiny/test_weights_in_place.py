@@ -96,7 +96,7 @@ async def test_calls_on_their_way_through_a_change_are_exact_or_marked(
         await announced(run, model_folder)
         assert not any(map(marked, await run.sample()))
         # More than the engine takes at once: those that wait find their prompts in the cache of the old weights.
-        rollouts = run.start(150, num_process=80)
+        rollouts = run.start(400, num_process=80)
         await until_in_the_middle(own_engine_url, 64, num_tokens=1)
         await change(run, other_folder)
         await rollouts

@@ -24,7 +24,8 @@ import pytest
 
 def ask(engine, text):
     body = {"model": "any", "messages": [{"role": "user", "content": text}]}
-    return httpx.post(f"{engine.url}/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    reply = httpx.post(f"{engine.url}/v1/chat/completions", json=body, timeout=60).json()
+    return reply["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize("text", ["What is 3 / 5?", "What is 3 * 5?"])
