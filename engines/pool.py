@@ -349,9 +349,10 @@ class EnginePool:
                 await self._list_targets()
 
     async def _list_targets(self) -> None:
-        self._listed_s = time.monotonic()
         # A server that is listed again keeps its member, with calls in flight and failures.
         listed = await asyncio.gather(*(self._targets_of(engine) for engine in self._engines))
+        # Only now: whoever asked may have given up meanwhile, and the next caller must not find an empty list.
+        self._listed_s = time.monotonic()
         targets = [target for targets in listed for target in targets]
         self._current = [self._member_of(target) for target in targets]
         self._listed = frozenset(target.url for target in targets)

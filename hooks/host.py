@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Awaitable, Iterator
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,8 @@ def main() -> None:
     """Set up the host, report its hooks, and serve requests."""
     # A busy host does not notice a closed socket, so the link also makes the kernel end it with its parent.
     server = ParentLink[host_messages.ToHost](sys.argv[1:], host_messages.ToHost)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a hook has printed is in the log when the host is killed
     setup = server.receive()
     assert isinstance(setup, host_messages.Setup)
     try:

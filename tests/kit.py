@@ -71,6 +71,15 @@ def poll_until(condition: Callable[[], T], timeout_s: float = TIME_LIMIT_S) -> T
     return answer
 
 
+def damage(server: "ServerProcess", stored: bytes) -> None:
+    """Overwrite one byte of a text where it is stored; the server may be writing more behind it."""
+    for segment in (server.data_dir / "segments").glob("*.log"):
+        if (at := segment.read_bytes().find(stored)) >= 0:
+            with segment.open("r+b") as file:
+                file.seek(at)
+                file.write(b"#")
+
+
 def children_with(pid: int, word: str) -> list[psutil.Process]:
     """What ``pid`` has started with ``word`` on its command line; of a server, other processes come and go."""
     found = []

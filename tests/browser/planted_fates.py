@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from forebay.core.group import DiscardReason
-from tests.kit import IDLE, NativeRun, ServerProcess, make_group, write_generator
+from tests.kit import IDLE, NativeRun, ServerProcess, damage, make_group, write_generator
 
 FILTERS = "def filter_item(item, task_type): return False"
 SHORTENS = """
@@ -51,8 +51,7 @@ def failed(server: ServerProcess) -> NativeRun:
 def unreadable(server: ServerProcess) -> NativeRun:
     run = server.start_run(group_size=2)
     run.write(*make_group("one", [0.0, 1.0], note="to-be-damaged"))
-    for segment in (server.data_dir / "segments").glob("*.log"):
-        segment.write_bytes(segment.read_bytes().replace(b"to-be-damaged", b"to-be-dAmaged"))
+    damage(server, b"to-be-damaged")
     assert run.client.post(f"{run.path}/batches", json={"num_groups": 1}).status_code == 507
     return run
 

@@ -14,7 +14,7 @@ from tests.browser.planted import SHOWN
 from tests.browser.planted_group import plant_group
 from tests.browser.screenshots import check_image
 from tests.conftest import MakeServer
-from tests.kit import NativeRun, ServerProcess, make_sample
+from tests.kit import NativeRun, ServerProcess, damage, make_sample
 
 FAILED = "slot 4 failed: engine_failure"
 THEMES = [pytest.param({"color_scheme": scheme}, id=scheme) for scheme in ("light", "dark")]
@@ -150,8 +150,7 @@ def test_a_damaged_body_and_one_of_another_shape_are_shown_in_their_places(tab: 
         ),
     )
     assert [each["status"] for each in verdicts] == [200, 200], verdicts
-    [segment] = (server.data_dir / "segments").glob("*.log")
-    segment.write_bytes(segment.read_bytes().replace(b"to-be-damaged", b"to-be-dAmaged"))
+    damage(server, b"to-be-damaged")
     [group] = run.groups()
     open_group(tab, run, group["group_id"])
     expect(tab.page.get_by_role("cell", name=re.compile("^a stored body cannot be read"))).to_be_visible()

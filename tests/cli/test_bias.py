@@ -195,7 +195,7 @@ def test_random_losses_bend_nothing(server: ServerProcess) -> None:
 
 
 def test_what_a_stop_cuts_off_is_not_blamed_on_the_deadline(forebay: Forebay, server: ServerProcess) -> None:
-    run, chance, unaware = server.start_run(group_size=2, group_timeout_seconds=3.0), random.Random(3), Bias(2, [])
+    run, chance, unaware = server.start_run(group_size=2, group_timeout_seconds=10.0), random.Random(3), Bias(2, [])
     run.send(sample for number in range(40) for sample in group_of(f"whole{number}", chance))
     take_all(run)
     run.send(group_of(f"half{number}", chance)[0] for number in range(40))

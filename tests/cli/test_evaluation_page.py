@@ -46,7 +46,10 @@ def test_the_commands_and_the_trainer_of_the_page_run(
             assert outcome.code == 0, outcome
             return outcome.out
 
-        Path("run.toml").write_text(f'task_type = "math"\ninput_file = "{tmp_path / "train.jsonl"}"\ngroup_size = 2\n')
+        Path("run.toml").write_text(
+            f'task_type = "math"\ninput_file = "{tmp_path / "train.jsonl"}"\ngroup_size = 2\n'
+            "num_process = 1\n"  # so that the answers of a group are one after the other
+        )
         run(f"forebay stop {run(held, '--engine-url', engine.url, '--evaluate', 'aime.toml').strip()}")
         run(start)
         Path("trainer.py").write_text(blocks("python")[0].replace("http://127.0.0.1:8889", server.url))

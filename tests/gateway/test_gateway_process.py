@@ -210,11 +210,11 @@ def test_a_rollouts_deadline_stands_still_while_those_of_its_run_do(
     run, told = start(server, engine)
     gateway = admitted(told)
     stand_still(run, told, why, True)
-    rollout = opened(gateway, deadline_s=1.5)
+    rollout = opened(gateway, deadline_s=6)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(chat, rollout, messages=[{"role": "user", "content": HANGING}])
         with pytest.raises(TimeoutError):
-            call.result(timeout=2)
+            call.result(timeout=7)
         stand_still(run, told, why, False)
         assert call.result().status_code == 410
     run.stop()

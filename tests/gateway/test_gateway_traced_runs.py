@@ -17,6 +17,7 @@ from forebay.telemetry.tracing.read_trace import decode_line, trace_files
 from forebay.telemetry.tracing.records import Head, Open, Record, RolloutSummary, Span
 from forebay.telemetry.tracing.trace_ids import trace_id
 from tests.conftest import MakeServer
+from tests.generators.agent_kit import LIMIT_S
 from tests.kit import NativeRun, ServerProcess, children_with, poll_until, write_generator
 from tests.lent import lend_runs, lent_url
 
@@ -93,7 +94,7 @@ def summaries_of(server: ServerProcess, run: NativeRun, number: int) -> list[Rol
         records = records_of(server, run) if trace_folder(server, run).exists() else []
         return [record for record in records if isinstance(record, RolloutSummary)]
 
-    return poll_until(lambda: summaries if len(summaries := found()) >= number else [])
+    return poll_until(lambda: summaries if len(summaries := found()) >= number else [], LIMIT_S)
 
 
 def spans_of(server: ServerProcess, run: NativeRun, num_turns: int) -> list[Span]:

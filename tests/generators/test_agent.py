@@ -42,7 +42,7 @@ PROGRAMS: list[Json] = [
     {"do": "mumble", "label": 1},
 ]
 HANGING: Json = {"do": "hang", "label": 1}
-WALL_S = 8
+WALL_S = 30
 """For an agent that hangs; it needs some of it to start on a busy machine."""
 
 
@@ -231,7 +231,7 @@ def hanging(server: ServerProcess, engine: ThreadedEngine, tmp_path: Path) -> Ca
 
 
 def test_a_closed_group_kills_its_agent(hanging) -> None:
-    run, told = hanging(group_deadline_seconds=8, group_timeout_seconds=8)
+    run, told = hanging(group_deadline_seconds=30, group_timeout_seconds=30)
     run.closed()
     poll_until(lambda: not alive(told))
     assert run.view()["state"] != "failed"

@@ -1,6 +1,7 @@
 """Discovery as a user meets it: real files, inspected in real child processes."""
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,7 +184,7 @@ async def test_a_file_that_hangs_or_leaves_threads_and_children_is_ended(place: 
 
 
 def _assert_gone(pid: int) -> None:
-    if psutil.pid_exists(pid):
+    with suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(timeout=30)
 
 

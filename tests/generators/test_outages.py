@@ -16,11 +16,11 @@ from tests.kit import NativeRun, ServerProcess, poll_until
 HIDING = ("swallow", "time_out")
 """Rollout functions that hide the failure of a call."""
 AGENTS = ("wait", "give_up", "answer_at_once", "command")
-WALL_S = 4
+WALL_S = 15
 OUTAGES: dict[str, dict[str, float]] = {
     # The group's last slot is one that no rollout can be started for.
-    "endless": {"engine_wait_s": 3, "max_attempts": 2},
-    "passing": {"group_timeout_seconds": WALL_S, "max_attempts": 3},
+    "endless": {"engine_wait_s": 15, "max_attempts": 2},
+    "passing": {"group_timeout_seconds": 60, "max_attempts": 3},
 }
 
 
@@ -75,7 +75,7 @@ def test_the_time_of_an_agent_is_paused_while_no_engine_answers(runs: Any) -> No
     for run, _ in passing:
         poll_until(lambda run=run: run.view()["is_waiting_for_engine"], LIMIT_S)
     with pytest.raises(AssertionError, match="not within"):
-        poll_until(lambda: sum(sum(run.view()["outcomes"].values()) for run, _ in passing), 2 * WALL_S)
+        poll_until(lambda: sum(sum(run.view()["outcomes"].values()) for run, _ in passing), 1.5 * WALL_S)
     assert [run.view()["groups"]["open"] for run, _ in passing] == [1] * 3
     for _, engine in passing:
         engine.threaded.engine.available = True

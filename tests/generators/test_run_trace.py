@@ -91,7 +91,8 @@ TOOL_CALL = {"id": "call_1", "type": "function", "function": {"name": "lookup", 
 
 
 def script(call: ScriptedCall) -> Reply:
-    times = {"queue_s": 0.05, "prefill_s": 0.1, "delay_s": 0.2, "cached_tokens": 2}
+    decode_s = 1.0 if call.body.get("stream") else 0.2
+    times = {"queue_s": 0.05, "prefill_s": 0.1, "delay_s": decode_s, "cached_tokens": 2}
     calls = [TOOL_CALL] if call.body.get("tools") and call.messages[-1]["role"] == "user" else []
     return Reply(text="" if calls else "hello", tool_calls=calls, **times)
 

@@ -205,7 +205,7 @@ async def test_a_finished_rollout_that_waits_for_its_group_is_group(buffer, tmp_
     def script(call: ScriptedCall) -> Reply:
         prompt = call.messages[0]["content"]
         is_first = next(numbers[prompt]) == 0
-        return Reply(text="x", delay_s=0 if is_first else 1.5, hang=prompt == "b" and not is_first)
+        return Reply(text="x", delay_s=0 if is_first else 5, hang=prompt == "b" and not is_first)
 
     async def stop() -> None:
         await buffer.wait_for(lambda: len(buffer.samples) == 2)

@@ -17,6 +17,7 @@ from forebay.engines.scripted import Reply, ScriptedCall, ScriptedEngine, Thread
 from forebay.generators.slime_generate_generator import run_rollout
 from tests.client import slime_stand_in
 from tests.conftest import MakeServer
+from tests.generators.agent_kit import LIMIT_S
 from tests.kit import Json, NativeRun, ServerProcess, poll_until
 
 CHECKOUT = Path(__file__).parent / "slime_checkout"
@@ -147,7 +148,7 @@ def test_functions_are_told_of_an_evaluation(slime_args: Any, engine: ThreadedEn
 def test_what_slime_would_not_train_on_has_failed_and_no_reward(start: Start) -> None:
     functions = {"generate": "searching:generate", "reward": "searching:reward", "args": {"reward_key": "score"}}
     run = start("aborted", "torn", **functions)
-    outcomes = poll_until(lambda: view["outcomes"] if (view := run.view())["has_ended"] else {})
+    outcomes = poll_until(lambda: view["outcomes"] if (view := run.view())["has_ended"] else {}, LIMIT_S)
     assert (outcomes["engine_failure"], outcomes["agent_failure"], outcomes["ok"]) == (4, 4, 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forebay.core.errors import HookFailed
-from forebay.hooks import HookRunner, Sizes
+from forebay.hooks import HookRunner, Sizes, run_hooks
 
 SIZES = Sizes(group_size=2, min_valid_group_size=2, min_valid_item_size=1)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
@@ -123,9 +123,10 @@ def run_ended(reason):
 
 
 async def test_notifications_reach_a_plugin_in_order(
-    install_plugin: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    install_plugin: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "hooks.log"
+    monkeypatch.setattr(run_hooks, "_NOTIFY_GRACE_S", 60.0)  # it includes the start of the host
     async with run_with(install_plugin("listener", LISTENER), log_path=log) as runner:
         runner.notify("run_started", run_id="run-1", name=tmp_path, unheard_of=1)
         runner.notify("group_closed", run_id="run-1", instance_id=2**70, state="discarded", reason="timed_out")

@@ -7,7 +7,7 @@ from forebay.client.sample_writer.encode import SAMPLES_TYPE, join_samples
 from forebay.core.binary_sample import pack
 from forebay.engines.scripted import ScriptedEngine
 from tests.conftest import MakeServer
-from tests.kit import TIME_LIMIT_S, NativeRun, ServerProcess, assert_error, make_group, make_sample
+from tests.kit import TIME_LIMIT_S, NativeRun, ServerProcess, assert_error, damage, make_group, make_sample
 
 UID = "a/../b?x=1&y"
 
@@ -35,9 +35,7 @@ def test_a_damaged_body_has_an_error_of_its_own(make_server: MakeServer) -> None
     server = make_server()
     run = server.start_run(group_size=2)
     run.write(make_sample(uid="a", note="to-be-damaged"))
-    [segment] = (server.data_dir / "segments").glob("*.log")
-    content = segment.read_bytes()
-    segment.write_bytes(content.replace(b"to-be-damaged", b"to-be-dAmaged"))
+    damage(server, b"to-be-damaged")
     assert_error(body_of(run, "a"), 507, "body_unreadable")
 
 

@@ -95,7 +95,7 @@ def test_late_samples_stay_counted_after_a_kill_and_repeated_ones_count_once(res
 
 def short_group(server: ServerProcess, name: str) -> SlimeRun:
     """A run of a writer that sends no epochs, whose one group timed out with 3 of 8 samples."""
-    run = server.start_slime(name, group_size=8, group_deadline_seconds=4)
+    run = server.start_slime(name, group_size=8, group_deadline_seconds=10)
     run.wait_for_state("running")
     for sample in one_pass("first", 3):
         assert run.send(sample).status_code == 200

@@ -71,7 +71,7 @@ async def reward(item):
 def run_rollout(data):
     BaseGenerator.from_payload(data).entry(data["input_file"], single_turn, reward)
 """
-TIMEOUT_S = 1.0
+TIMEOUT_S = 5.0
 
 
 class Script:

@@ -68,13 +68,20 @@ async def test_a_file_that_changes_while_it_is_read_has_none(tmp_path: Path, mon
         assert await files.digest("rows.jsonl") == sha256(ROWS + b"{}\n").hexdigest()
 
 
-async def test_the_loop_turns_while_a_large_file_is_read(tmp_path: Path) -> None:
+async def test_the_loop_turns_while_a_large_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "rows.jsonl").open("wb") as file:
         file.truncate(1 << 27)
+    has_turned, add_step = threading.Event(), input_files._add_step
+
+    def step(*args: Any) -> bool:
+        assert has_turned.wait(30)
+        return add_step(*args)
+
+    monkeypatch.setattr(input_files, "_add_step", step)
     async with opened(tmp_path) as files:
-        reading, num_turns = asyncio.create_task(files.digest("rows.jsonl")), 0
-        while not reading.done():
+        reading = asyncio.create_task(files.digest("rows.jsonl"))
+        for _ in range(20):
             await asyncio.sleep(0.001)
-            num_turns += 1
-    assert len(reading.result()) == 64
-    assert num_turns > 10, "it is read in a few steps, each of which would be a turn"
+        assert not reading.done()
+        has_turned.set()
+        assert len(await reading) == 64

@@ -126,7 +126,7 @@ def test_an_equal_start_returns_the_same_run_until_it_has_delivered(shared: Serv
     assert run.fetch()["success"] is True
     other = shared.start_slime("equal")
     assert other.run_id != run.run_id
-    assert run.view()["state"] == "stopped"
+    run.wait_for_state("stopped")
     other.stop()
 
 
@@ -148,7 +148,7 @@ def test_an_equal_start_is_another_run_once_something_changed(
         first.stop()
     second = server.start_slime(change, input_file=str(rows))
     assert second.run_id != first.run_id
-    assert first.view()["state"] == "stopped"
+    first.wait_for_state("stopped")
 
 
 def test_a_resume_never_takes_over_a_run_that_was_started_natively(shared: ServerProcess) -> None:

@@ -54,7 +54,7 @@ def start(server: ServerProcess, folder: Any, **payload: Any) -> Process:
 
 @pytest.fixture
 def process(lending: ServerProcess, tmp_path) -> Iterator[Process]:
-    process = start(lending, tmp_path, oversampling={"groups_per_step": 2}, group_timeout_seconds=0.5)
+    process = start(lending, tmp_path, oversampling={"groups_per_step": 2})
     yield process
     process.run.stop()
 
@@ -95,7 +95,8 @@ def test_an_epoch_that_cannot_be_stored_is_a_422_and_nothing_is_loaded_again(pro
     assert "accepts writes again" not in process.run.server.log()
 
 
-def test_deadlines_stand_still_while_the_run_is_held(process: Process) -> None:
+def test_deadlines_stand_still_while_the_run_is_held(lending: ServerProcess, tmp_path) -> None:
+    process = start(lending, tmp_path, group_timeout_seconds=0.5)
     process.tell(held=True)
     assert process.run.view()["is_held"]
     assert "forebay_runs_held 1.0" in process.run.client.get("/metrics").text
@@ -104,6 +105,7 @@ def test_deadlines_stand_still_while_the_run_is_held(process: Process) -> None:
     process.tell(held=False)
     [closed] = process.ask("closed_groups", wait_s=10.0)["groups"]
     assert closed["reason"] == "timed_out"
+    process.run.stop()
 
 
 def groups_of(reply: Json) -> Json:

@@ -13,7 +13,7 @@ from tests.kit import Json, ServerProcess, assert_error, poll_until
 from tests.server.worker_kit import Worker, router_before
 
 PAUSE, CONTINUE, UPDATE = "/pause_generation", "/continue_generation", "/update_weights_from_disk"
-SLOW = Reply(text="x" * 4000, tokens_per_s=500)
+SLOW = Reply(text="x" * 40_000, tokens_per_s=500)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def test_abort_ends_calls_before_the_weights_change(http: httpx.AsyncClien
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_other_modes_keep_calls_which_go_on_with_the_new_weights(http: httpx.AsyncClient, mode: str) -> None:
-    async with ScriptedEngine(lambda _: Reply(text="x" * 300, tokens_per_s=60)) as engine:
+    async with ScriptedEngine(lambda _: Reply(text="x" * 300, tokens_per_s=30)) as engine:
         run = await start_run(http, engine.url)
         call = chat(http, engine)
         await engine.wait_in_flight(1)

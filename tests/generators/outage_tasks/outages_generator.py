@@ -29,7 +29,7 @@ async def time_out(client, messages, params):
     """Answers with what it has when its second call takes too long."""
     messages, _ = await single_turn(client, messages, params)
     try:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             return await single_turn(client, [*messages, {"role": "user", "content": "more"}], params)
     except TimeoutError:
         return [*messages, {"role": "assistant", "content": "no idea"}], "stop"
@@ -58,13 +58,13 @@ async def wait(task):
 
 async def give_up(task):
     """Raises what its client does, which is more impatient than the run."""
-    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, timeout=0.5, max_retries=1) as client:
+    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, timeout=2, max_retries=1) as client:
         await ask_twice(client)
 
 
 async def answer_at_once(task):
     """Answers with what it has when a call fails. Its client waits long enough to find the engine gone."""
-    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, timeout=2, max_retries=0) as client:
+    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, timeout=10, max_retries=0) as client:
         try:
             await ask_twice(client)
         except APIError:
