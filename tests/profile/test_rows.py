@@ -1,9 +1,12 @@
 """Runs in which one thing is slow all the time: the first finding names it, and what it costs. Clean runs have none."""
 
 import shutil
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -30,6 +33,9 @@ from tests.profile.rows import (
 pytestmark = pytest.mark.profile
 
 SEEDS = (1, 2, 3)
+NUM_TRIES = 3
+TICK_S, STANDSTILL_S = 0.05, 0.3
+"""What costs less than the second is below every finding."""
 ROWS: tuple[type[Planted], ...] = (
     SlowEngine,
     SlowingEngine,
@@ -54,16 +60,48 @@ def server(module_servers: MakeServer, tmp_path_factory: pytest.TempPathFactory)
     return make(module_servers, tmp_path_factory.mktemp("rows"))
 
 
-def reports_of(server: ServerProcess, runs: Sequence[Planted]) -> list[Json]:
-    """Run them all at the same time; most of it is waiting."""
-    with ThreadPoolExecutor(len(runs)) as threads:
-        return list(threads.map(lambda planted: profile(planted.go(server)), runs))
+class Standstill:
+    """Measures, within the ``with`` block, the longest time for which this machine stood still."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._measure)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _measure(self) -> None:
+        begun_s = time.monotonic()
+        while not self._is_over.wait(TICK_S):
+            now_s = time.monotonic()
+            self.longest_s = max(self.longest_s, now_s - begun_s - TICK_S)
+            begun_s = now_s
+
+
+def reports_of(servers: Sequence[ServerProcess], runs: Sequence[Planted]) -> Iterator[tuple[Planted, Json]]:
+    """Run them all at the same time, since most of it is waiting; each with its report.
+
+    A machine that stands still meanwhile is a fault, too, and a profile may name it: then they run once more.
+    """
+    for _ in range(NUM_TRIES):
+        runs = [type(each)(each.seed) for each in runs]
+        with Standstill() as standstill, ThreadPoolExecutor(len(runs)) as threads:
+            reports = list(threads.map(lambda planted, server: profile(planted.go(server)), runs, servers))
+        if standstill.longest_s < STANDSTILL_S:
+            break
+    return zip(runs, reports, strict=True)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.row)
 def test_the_first_finding_names_what_is_slow_all_the_time(server: ServerProcess, row: type[Planted]) -> None:
     runs = [row(seed) for seed in SEEDS]
-    for planted, report in zip(runs, reports_of(server, runs), strict=True):
+    for planted, report in reports_of([server] * len(runs), runs):
         check(planted, report)
 
 
@@ -72,9 +110,7 @@ def test_the_first_finding_names_a_slow_disk(make_server: MakeServer, tmp_path: 
     path = str(Path(__file__).parent / "slow_disk")
     runs = [SlowDisk(seed) for seed in SEEDS]
     servers = [make(make_server, tmp_path / str(seed), PYTHONPATH=path, SYNC_S=str(SlowDisk.sync_s)) for seed in SEEDS]
-    with ThreadPoolExecutor(len(runs)) as threads:
-        reports = list(threads.map(lambda server, planted: profile(planted.go(server)), servers, runs))
-    for planted, report in zip(runs, reports, strict=True):
+    for planted, report in reports_of(servers, runs):
         check(planted, report)
 
 
@@ -96,5 +132,5 @@ def check(planted: Planted, report: Json) -> None:
 
 def test_a_run_in_which_nothing_is_slow_has_no_finding(server: ServerProcess) -> None:
     runs = [Clean(1), Clean(2), CleanKept(3), CleanAsync(4), CleanAsync(5)]
-    for planted, report in zip(runs, reports_of(server, runs), strict=True):
+    for planted, report in reports_of([server] * len(runs), runs):
         assert not report["findings"], (planted.truth(), report["findings"])
