@@ -147,14 +147,13 @@ class _Relayed:
     async def end(self) -> None:
         """Complete the reply."""
         self.is_whole = True
-        whole = b""
-        if not self._is_stream:
-            whole = self.reply.body
-            self._parts = [(round(time.monotonic() - self._began_s, 6), whole)]
-        self._keep(self.reply)
         if self._is_stream:
+            self._keep(self.reply)
             await self._send({"type": "http.response.body", "body": b""})
             return
+        whole = self.reply.body
+        self._parts = [(round(time.monotonic() - self._began_s, 6), whole)]
+        self._keep(self.reply)
         await self._start([*self._headers, (b"content-length", b"%d" % len(whole))])
         await self._send({"type": "http.response.body", "body": whole})
 
