@@ -71,13 +71,13 @@ def poll_until(condition: Callable[[], T], timeout_s: float = TIME_LIMIT_S) -> T
     return answer
 
 
-def damage(server: "ServerProcess", stored: bytes) -> None:
-    """Overwrite one byte of a text where it is stored; the server may be writing more behind it."""
-    for segment in (server.data_dir / "segments").glob("*.log"):
-        if (at := segment.read_bytes().find(stored)) >= 0:
-            with segment.open("r+b") as file:
-                file.seek(at)
-                file.write(b"#")
+def damage(data_dir: Path, stored: bytes) -> None:
+    """Flip a bit of what one segment has stored; the server may be writing more behind it."""
+    segments = (data_dir / "segments").glob("*.log")
+    [(path, at)] = [(path, at) for path in segments if (at := path.read_bytes().find(stored)) >= 0]
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([stored[0] ^ 1]))
 
 
 def children_with(pid: int, word: str) -> list[psutil.Process]:

@@ -51,7 +51,7 @@ def failed(server: ServerProcess) -> NativeRun:
 def unreadable(server: ServerProcess) -> NativeRun:
     run = server.start_run(group_size=2)
     run.write(*make_group("one", [0.0, 1.0], note="to-be-damaged"))
-    damage(server, b"to-be-damaged")
+    damage(server.data_dir, b"to-be-damaged")
     assert run.client.post(f"{run.path}/batches", json={"num_groups": 1}).status_code == 507
     return run
 

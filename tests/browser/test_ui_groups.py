@@ -150,7 +150,7 @@ def test_a_damaged_body_and_one_of_another_shape_are_shown_in_their_places(tab: 
         ),
     )
     assert [each["status"] for each in verdicts] == [200, 200], verdicts
-    damage(server, b"to-be-damaged")
+    damage(server.data_dir, b"to-be-damaged")
     [group] = run.groups()
     open_group(tab, run, group["group_id"])
     expect(tab.page.get_by_role("cell", name=re.compile("^a stored body cannot be read"))).to_be_visible()

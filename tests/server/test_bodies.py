@@ -35,7 +35,7 @@ def test_a_damaged_body_has_an_error_of_its_own(make_server: MakeServer) -> None
     server = make_server()
     run = server.start_run(group_size=2)
     run.write(make_sample(uid="a", note="to-be-damaged"))
-    damage(server, b"to-be-damaged")
+    damage(server.data_dir, b"to-be-damaged")
     assert_error(body_of(run, "a"), 507, "body_unreadable")
 
 

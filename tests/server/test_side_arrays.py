@@ -26,6 +26,7 @@ from tests.kit import (
     NativeRun,
     ServerProcess,
     assert_error,
+    damage,
     make_sample,
     metric,
     poll_until,
@@ -238,11 +239,7 @@ def test_parts_are_kept_for_rewinds_and_not_for_replays(module_servers: MakeServ
 def test_the_error_of_a_damaged_part_names_the_part(make_server: MakeServer) -> None:
     run, part = make_server().start_run(group_size=2), NamedPart.of(os.urandom(1_000))
     post(run, part.frame, *(encode_sample(sample_of("a", slot, parts=[part.digest])) for slot in range(2)))
-    data = bytes(part.data)
-    [path] = [path for path in (run.server.data_dir / "segments").iterdir() if data in path.read_bytes()]
-    with path.open("r+b") as file:
-        file.seek(path.read_bytes().index(data))
-        file.write(bytes(10))
+    damage(run.server.data_dir, bytes(part.data))
     damaged = run.client.get(f"{run.path}/groups/{run.groups()[0]['group_id']}/parts/{part.digest}")
     message = assert_error(damaged, 507, "body_unreadable")["message"]
     assert message.startswith(f"a stored body cannot be read: part {part.digest}: segment 1: bytes")

@@ -9,7 +9,7 @@ from forebay.replay.errors import RecordingDamaged
 from forebay.replay.recording import Recording
 from tests.cli.conftest import Forebay, forebay
 from tests.conftest import MakeServer
-from tests.kit import NativeRun, ServerProcess, make_group
+from tests.kit import NativeRun, ServerProcess, damage, make_group
 from tests.replay.recordings.recording_kit import (
     RecordingWriter,
     batch_record,
@@ -34,16 +34,6 @@ def server(make_server: MakeServer, forebay: Forebay, monkeypatch: pytest.Monkey
     return server
 
 
-def flip(data_dir: Path, text: bytes) -> None:
-    """Change a byte of the journal where it has ``text``."""
-    [(path, content)] = [
-        (path, content) for path in (data_dir / "segments").glob("*.log") if text in (content := path.read_bytes())
-    ]
-    with path.open("r+b") as file:
-        file.seek(content.index(text))
-        file.write(b"?")
-
-
 def damaged_run(server: ServerProcess) -> NativeRun:
     """A stopped run of four groups in two batches; the third slots of `small-1` and of `large-1` are damaged."""
     run = server.start_run(group_size=3)
@@ -56,7 +46,7 @@ def damaged_run(server: ServerProcess) -> NativeRun:
         run.take(num_groups=2, step=step + 1)
     run.stop()
     for name in ("small", "large"):
-        flip(server.data_dir, f"of {name}-1-2 ".encode())
+        damage(server.data_dir, f"of {name}-1-2 ".encode())
     return run
 
 
